@@ -1,13 +1,13 @@
-"""The pipeline as a whole: configuration, the one graph, a thin runner an orchestrator, and the command line.
+"""The pipeline: its configuration, its graph of components, a runner for each orchestrator, and the command line.
 
   config.PipelineConfig: all settings of a pipeline
-  config.build: the content of a `pipeline.yaml` -> `PipelineConfig`
-  pipeline.create_pipeline: `PipelineConfig` -> `tfx.dsl.Pipeline`, every component once
-  runners.local.run: runs it in this process
-  runners.airflow.compile, runners.kubeflow.compile: the file that Airflow, Kubeflow or Vertex AI runs
-  runs.history.open_store: ML Metadata, where the runs are written down
-  runs.lineage.trace: what a model was made of
-  cli.main: `feedline`
+  config.build: settings of a `pipeline.yaml` -> `PipelineConfig`
+  pipeline.create_pipeline: `PipelineConfig` -> `tfx.dsl.Pipeline`
+  runners.local.run: runs a pipeline in this process
+  runners.airflow.compile, runners.kubeflow.compile: write a file that Airflow, Kubeflow or Vertex AI runs
+  runs.history.open_store: opens the ML Metadata database of the runs
+  runs.lineage.trace: returns the lineage of a model
+  cli.main: the program `feedline`
 
 Example:
   from pipeline.config import build

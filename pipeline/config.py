@@ -1,6 +1,6 @@
-"""The configuration of a pipeline: one value, composed of the options of its parts, read from YAML or built in code.
+"""The configuration of a pipeline, composed of the options of its parts, and the search for placeholders in it.
 
-Words such as BUCKET in `gs://BUCKET/DIR`, which stand for the reader's own and were left as they are, are found here.
+A placeholder is a word of an example that was not replaced, such as BUCKET in `gs://BUCKET/DIR`.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from components.image_example_gen import check_dataset
 from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions, TrainOptions
 
-# Neither a bucket nor a part of an image is named in capitals, or with a bracket in it.
+# Names of buckets and images have no capitals and no brackets.
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_-]*|.*[<>{}$].*")
 
 
 def placeholder_in_path(path: str) -> str:
-    """Returns the bucket of a remote path when it is a placeholder; empty when it is not, or the path is local."""
+    """Returns the bucket of a remote path if it is a placeholder, else an empty string."""
     bucket = path.partition("://")[2].partition("/")[0]
     return bucket if is_remote(path) and _PLACEHOLDER.fullmatch(bucket) else ""
 
 
 def placeholder_in_image(image: str) -> str:
-    """Returns the first part of the name of a container image that is a placeholder; empty when none is."""
+    """Returns the first placeholder in the name of a container image; empty when there is none."""
     parts = (re.split("[:@]", part)[0] for part in image.split("/"))
     return next((part for part in parts if _PLACEHOLDER.fullmatch(part)), "")
 
 
-# Sections that belong to where a pipeline runs and not to what it does; each target checks its own.
+# Sections of the settings of targets, which run the pipeline; each target checks its own section.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")
-# Settings of an ingest that a pipeline has no use for: it puts each dataset into a directory of its own.
+# Settings of an ingest without effect in a pipeline, which writes each dataset into a new directory.
 NOT_IN_A_PIPELINE = tuple(name for name, item in fields(IngestOptions).items() if not item.field.in_pipeline)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:
-    """What the pipeline has to know of its data before it runs.
+    """Properties of the data that the pipeline needs before it runs.
 
     Attributes:
-      splits: names, in order; the first trains, the second evaluates.
+      splits: names of the splits, in order; the first trains, the second evaluates.
       extra: names of the user columns, without `extra/`.
-      facts: `all` or `basic`.
+      facts: kind of the image facts, `all` or `basic`.
       is_weighted: whether records hold the weight of their image.
-      raw_side_px: height and width of stored pixels; None where files are stored.
-      label_kind: of an adopted dataset, one of `types.LABEL_KINDS`; of an ingest its source tells, and it is empty.
+      raw_side_px: height and width of stored pixels; None when records hold image files.
+      label_kind: label kind of an adopted dataset, one of `types.LABEL_KINDS`; empty for an ingest.
     """
 
     splits: tuple[str, ...]
@@ -77,20 +77,20 @@ class PipelineConfig(Options):
     """All settings of a pipeline.
 
     Attributes:
-      name: what the pipeline is called in ML Metadata; runs of one name share their cache.
-      root: directory of everything the pipeline writes; a remote one, such as `gs://bucket/work`, is for other runners
-        than the local one.
-      ingest: where the images come from and how they become a dataset; None when `dataset` is adopted instead.
+      name: name of the pipeline in ML Metadata; runs with the same name share their cache.
+      root: directory for all files that the pipeline writes; a remote one, such as `gs://bucket/work`, needs another
+        runner than the local one.
+      ingest: source of the images and options of the dataset; None when `dataset` is adopted instead.
       dataset: published dataset to adopt instead of ingesting, never copied.
       span: number for `{SPAN}` in the source or the dataset; the newest when None.
       version: number for `{VERSION}` in them; the newest of the span when None.
-      schema: reviewed schema file. One that does not exist yet is written by the first run, for review; empty infers
-        one every time.
-      gate: what the dataset may be.
-      transform: what becomes of user columns.
-      input: how shards become batches.
-      train: how the model is trained.
-      evaluate: when the model is good enough.
+      schema: reviewed schema file. If it does not exist, the first run writes it, for review; empty infers a schema in
+        every run.
+      gate: limits of the dataset.
+      transform: preprocessing of user columns.
+      input: options of the input pipeline.
+      train: options of the training.
+      evaluate: limits of the model.
       beam_args: arguments of the Beam runner of the components; by default it runs in their process.
     """
 
@@ -112,8 +112,8 @@ class PipelineConfig(Options):
         if not self.root:
             raise OptionError("root is empty; name a directory for everything the pipeline writes")
         if (self.ingest is None) == (not self.dataset):
-            given = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
-            raise OptionError(f"the pipeline was given {given}; name ingest.source, or a published dataset to adopt")
+            data = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
+            raise OptionError(f"the pipeline was given {data}; name ingest.source, or a published dataset to adopt")
         if self.schema and not os.path.isfile(self.schema):
             self._check_new_schema()
         spans.check(self.pattern, self.span, self.version)
@@ -124,20 +124,20 @@ class PipelineConfig(Options):
                 ["train.strategy"],
             )
         if self.ingest:
-            self.data()  # an adopted dataset is looked at when it is used
+            self.data()  # an adopted dataset is read later
 
     @property
     def pattern(self) -> str:
-        """The source or the adopted dataset as it was named, with its places for span and version."""
+        """The source or the adopted dataset, with its placeholders for span and version."""
         return self.ingest.source if self.ingest else self.dataset
 
     @property
     def schema_is_reviewed(self) -> bool:
-        """Whether the schema file is there; if not, a run infers one."""
+        """Whether the schema file exists; if not, a run infers a schema."""
         return bool(self.schema) and os.path.isfile(self.schema)
 
     def resolved(self) -> PipelineConfig:
-        """Returns the same configuration with absolute paths, so that it means the same from any directory."""
+        """Returns the same configuration with absolute paths."""
         ingest = self.ingest and dataclasses.replace(self.ingest, source=_absolute(self.ingest.source))
         return dataclasses.replace(
             self,
@@ -150,12 +150,12 @@ class PipelineConfig(Options):
     def _check_new_schema(self) -> None:
         if os.path.exists(self.schema) or not os.path.isdir(os.path.dirname(os.path.abspath(self.schema))):
             raise OptionError(
-                f"schema is {self.schema!r}, which is neither a file nor a place for one; the first run writes it into "
-                "a directory that is there"
+                f"schema is {self.schema!r}, which is not a file, and cannot be created; name a file, or "
+                "a new one in a directory that exists"
             )
 
     def resolved_source(self) -> str:
-        """Returns where the images, or the adopted dataset, lie now: span and version filled in.
+        """Returns the path of the images or of the adopted dataset, with span and version filled in.
 
         Raises:
           SourceError: there is no such span or version.
@@ -163,11 +163,11 @@ class PipelineConfig(Options):
         return spans.resolve(self.pattern, self.span, self.version).source
 
     def data(self) -> DataShape:
-        """Returns the shape of the data. Of an ingest the options tell it, so that its source need not be reachable.
+        """Returns the shape of the data; for an ingest, from its options, without access to the source.
 
         Raises:
-          UsageError: settings do not fit the data, or the dataset to adopt cannot be used.
-          CorruptDataset: that dataset is damaged.
+          UsageError: settings do not fit the data, or the adopted dataset cannot be used.
+          CorruptDataset: the adopted dataset is damaged.
         """
         if self.ingest:
             splits, options, label_kind = tuple(self.ingest.splits), self.ingest.to_json(), ""
@@ -192,7 +192,7 @@ class PipelineConfig(Options):
                 f"splits names only {data.splits[0]}; a model is evaluated on the second, as in train=0.9,eval=0.1"
             )
         if data.facts != "all":
-            raise OptionError("facts is basic; statistics and normalisation need the facts of all")
+            raise OptionError("facts is basic; statistics and normalisation need facts: all")
         for name in self.input.columns:
             check_column(name, data.extra, "input.columns")
         self.transform.check(data.extra)
@@ -205,12 +205,12 @@ class PipelineConfig(Options):
 
     @property
     def artifacts_dir(self) -> str:
-        """Where components put their outputs."""
+        """The directory of the outputs of the components."""
         return storage.join(self.root, "artifacts")
 
     @property
     def serving_dir(self) -> str:
-        """Where pushed models land, one numbered directory a version."""
+        """The directory of pushed models, with a numbered directory for each version."""
         return storage.join(self.root, "serving")
 
 
@@ -218,7 +218,7 @@ def load(path: str) -> dict[str, Any]:
     """Reads a YAML file of settings.
 
     Raises:
-      OptionError: it cannot be read or is not a mapping.
+      OptionError: the file cannot be read or does not hold a mapping.
     """
     try:
         with open(path, encoding="utf-8") as stream:
@@ -238,7 +238,7 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
     """Builds a configuration from nested settings, the content of a `pipeline.yaml`.
 
     Args:
-      settings: of every section; `TARGET_SECTIONS` are passed over.
+      settings: nested settings; `TARGET_SECTIONS` are ignored.
 
     Raises:
       OptionError: a key is unknown, missing or of the wrong type; the message names it.
@@ -251,10 +251,9 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
         raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            message = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
+            message = f"ingest.{name} is not for a pipeline: it writes each dataset into a new directory; leave it out"
             raise OptionError(message, [f"ingest.{name}"])
-    config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
-    return config.resolved()
+    return from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "").resolved()
 
 
 def _absolute(path: str) -> str:

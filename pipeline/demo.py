@@ -1,4 +1,4 @@
-"""The demo: real handwritten digits as class folders, with a few files that are wrong on purpose."""
+"""The demo: handwritten digits in class folders, with some broken files and copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.config import EvaluateOptions, PipelineConfig
 from trainer.options import InputOptions, TrainOptions
 
 _SIDE_PX = 32
-# No flip: a mirrored digit is another sign. Three pixels of shift is what handwriting does.
+# No flip: a mirrored digit is not a digit. A shift of three pixels is usual in handwriting.
 _TRAIN_OPS = f"decode|resize({_SIDE_PX})|pad_reflect(3)|random_crop({_SIDE_PX})"
 _EVAL_OPS = f"decode|resize({_SIDE_PX})"
 
@@ -24,7 +24,7 @@ def config(images: str, root: str) -> PipelineConfig:
     config = PipelineConfig(
         name="feedline_demo",
         root=root,
-        # A fifth is for evaluation, for a narrow interval; small shards, so that there are several.
+        # A fifth for evaluation gives a narrow interval; small shards give several shards.
         ingest=IngestOptions(source=images, out="", splits={"train": 0.8, "eval": 0.2}, shard_mb=0.25),
         input=InputOptions(image_side_px=_SIDE_PX, train_ops=_TRAIN_OPS, eval_ops=_EVAL_OPS),
         train=TrainOptions(epochs=30, learning_rate=4e-3, label_smoothing=0.1),
@@ -37,10 +37,10 @@ def write_images(directory: str) -> str:
     """Writes the digits, broken files and copies. Idempotent.
 
     Args:
-      directory: gets one folder a digit.
+      directory: directory for the class folders.
 
     Returns:
-      the path of one of the digits.
+      path of one of the digits.
     """
     from sklearn.datasets import load_digits
 
@@ -58,7 +58,7 @@ def _broken(good: bytes) -> dict[str, bytes]:
     flipped[len(good) // 2] ^= 0xFF
     forged = bytearray(good)
     forged[16:24] = (13_000).to_bytes(4, "big") * 2  # width and height in the header
-    forged[29:33] = zlib.crc32(forged[12:29]).to_bytes(4, "big")  # with a right checksum, or it would be too easy
+    forged[29:33] = zlib.crc32(forged[12:29]).to_bytes(4, "big")  # correct checksum of the forged header
     return {
         "0/broken-empty.png": b"",
         "1/broken-text.png": b"this is not an image",
@@ -71,7 +71,7 @@ def _broken(good: bytes) -> dict[str, bytes]:
 
 
 def _copies(encoded: list[bytes], labels: np.ndarray) -> dict[str, bytes]:
-    other = (labels[2] + 1) % 10  # one copy stands in the wrong class: a label conflict
+    other = (labels[2] + 1) % 10  # a copy in another class is a label conflict
     return {
         f"{labels[0]}/copy-of-0000.png": encoded[0],
         f"{labels[1]}/copy-of-0001.png": encoded[1],

@@ -1,4 +1,4 @@
-"""The program `feedline`. It takes signals before it imports what takes time, its command line included."""
+"""The program `feedline`. It records signals before the slow imports, those of the command line included."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def main() -> None:
 
     try:
         cli.main()
-    except KeyboardInterrupt:  # it came between two lines of `main`, where nothing has begun
-        signals.end(cli.stopped(sys.argv[1:]))
+    except KeyboardInterrupt:  # raised in `main`, before any command started
+        signals.end(cli.report_interruption(sys.argv[1:]))
 
 
 def _leave_working_directory() -> None:
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path.insert(0, ours)  # or a `beam_jobs` of the working directory could be imported to leave it
+    product_dir = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.insert(0, product_dir)  # otherwise a `beam_jobs` of the working directory could be imported
     from beam_jobs.common import child_python
 
-    sys.path.remove(ours)
+    sys.path.remove(product_dir)
     child_python.leave_working_directory()

@@ -1,6 +1,6 @@
-"""The pipeline: every component once, in order. Runners differ in where it runs, never in what.
+"""The pipeline of all components, which is the same for every runner.
 
-The version of the running code, to the byte, is in the cache keys, so that changed code never meets old results.
+A digest of the code is part of the cache keys, so that changed code never uses cached results.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def code_version() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What a run is compared with, by name: for orchestrators where no node can ask ML Metadata what came before.
+    """Baselines of a run for orchestrators in which no node can look up earlier runs in ML Metadata.
 
     Attributes:
-      dataset: directory of a published dataset; empty compares with none.
-      model: directory of a `Model` artifact; empty compares with none.
+      dataset: directory of a published dataset; empty for no comparison.
+      model: directory of a `Model` artifact; empty for no comparison.
     """
 
     dataset: str = ""
@@ -65,31 +65,31 @@ class Baselines:
 
 
 def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) -> tfx.dsl.Pipeline:
-    """Builds the whole pipeline.
+    """Builds the pipeline.
 
     Args:
-      config: all of its settings.
-      baselines: what to compare with; None looks it up in ML Metadata, a file in the root.
+      config: settings of the pipeline.
+      baselines: dataset and model to compare with; None looks them up in ML Metadata, in the root.
 
     Returns:
-      ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer -> Evaluator
-      -> Pusher, and DatasetReport beside them. Two resolvers find what came before: the dataset that the gate compares
-      with, and the model that the evaluation does.
+      the pipeline ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer
+      -> Evaluator -> Pusher, with DatasetReport, and with a resolver each for the baseline of the gate and of the
+      evaluation.
 
     Raises:
-      UsageError: the source, or the dataset to adopt, cannot be used.
+      UsageError: the source or the adopted dataset cannot be used.
     """
     artifacts.register_store_files()
     data = config.data()
     code = code_version()
-    prepared = _prepare(config, data, code, baselines)
+    data_nodes = _data_nodes(config, data, code, baselines)
     return tfx.dsl.Pipeline(
         pipeline_name=config.name,
         pipeline_root=config.artifacts_dir,
-        components=[*prepared.nodes, *_model(config, data, prepared, code, baselines)],
+        components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, baselines)],
         enable_cache=True,
         beam_pipeline_args=list(config.beam_args),
-        # TFX makes the directory of that file here and now, so it is not named where it is not used.
+        # TFX creates the directory of the file immediately, so that the file is only named if it is used.
         metadata_connection_config=None
         if baselines is not None
         else tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
@@ -97,8 +97,8 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """The first half: a dataset that may be trained on."""
+class _DataNodes:
+    """The components up to the gate, which checks the dataset for the training."""
 
     examples: tfx.types.BaseChannel
     schema: tfx.types.BaseChannel
@@ -106,7 +106,7 @@ class _Prepared:
     nodes: tuple[BaseNode, ...]
 
 
-def _prepare(config: PipelineConfig, data: DataShape, code: str, baselines: Baselines | None) -> _Prepared:
+def _data_nodes(config: PipelineConfig, data: DataShape, code: str, baselines: Baselines | None) -> _DataNodes:
     example_gen = _example_gen(config, code)
     examples = example_gen.outputs["examples"]
     statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
@@ -119,7 +119,7 @@ def _prepare(config: PipelineConfig, data: DataShape, code: str, baselines: Base
     if baselines is None:
         previous: list[BaseNode] = [previous_examples(examples)]
     else:
-        previous = _imported(baselines.dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
+        previous = _import_artifact(baselines.dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
     gate = DatasetGate(
         examples,
         validator.outputs["anomalies"],
@@ -128,14 +128,14 @@ def _prepare(config: PipelineConfig, data: DataShape, code: str, baselines: Base
         code=code,
     )
     nodes = (example_gen, statistics_gen, schema_gen, validator, *previous, gate)
-    return _Prepared(examples=examples, schema=schema, gate=gate, nodes=nodes)
+    return _DataNodes(examples=examples, schema=schema, gate=gate, nodes=nodes)
 
 
-def _imported(place: str, kind: type[tfx.dsl.Artifact], key: str, node_id: str) -> list[BaseNode]:
-    """Returns the node that hands over what lies in a place; none when no place is named."""
-    if not place:
+def _import_artifact(uri: str, kind: type[tfx.dsl.Artifact], key: str, node_id: str) -> list[BaseNode]:
+    """Returns a node that imports the artifact of a directory; no node when `uri` is empty."""
+    if not uri:
         return []
-    return [tfx.dsl.Importer(source_uri=place, artifact_type=kind, output_key=key).with_id(node_id)]
+    return [tfx.dsl.Importer(source_uri=uri, artifact_type=kind, output_key=key).with_id(node_id)]
 
 
 def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
@@ -145,33 +145,33 @@ def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
     return ImageExampleGen(config.ingest, producer=f"{code}, {libraries}", span=config.span, version=config.version)
 
 
-def _images(config: PipelineConfig) -> str:
-    """Returns the directory of class folders; of other sources the report of the component shows no rejected images."""
+def _class_folders_dir(config: PipelineConfig) -> str:
+    """Returns the directory of class folders; empty for other sources, whose rejected images the report cannot show."""
     source = config.ingest.source if config.ingest else ""
     return source if os.path.isdir(source) else ""
 
 
-def _model(
-    config: PipelineConfig, data: DataShape, prepared: _Prepared, code: str, baselines: Baselines | None
+def _model_nodes(
+    config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, baselines: Baselines | None
 ) -> list[BaseNode]:
     first, held_back, *_ = data.splits
-    examples = prepared.examples
+    examples = data_nodes.examples
     transform = tfx.components.Transform(
         examples=examples,
-        schema=prepared.schema,
+        schema=data_nodes.schema,
         preprocessing_fn="trainer.serving.preprocessing.preprocessing_fn",
-        # Materialising would copy the dataset; the trainer reads the shards themselves.
+        # Materialisation would copy the dataset; the Trainer reads the shards.
         materialize=False,
         splits_config=tfx.proto.SplitsConfig(analyze=[first]),
         disable_statistics=True,
         custom_config={TRANSFORM_KEY: config.transform.to_json(), "code": code},
     )
-    transform.add_upstream_node(prepared.gate)
+    transform.add_upstream_node(data_nodes.gate)
     trainer = tfx.components.Trainer(
         run_fn="trainer.run_fn.run_fn",
         examples=examples,
         transform_graph=transform.outputs["transform_graph"],
-        schema=prepared.schema,
+        schema=data_nodes.schema,
         train_args=tfx.proto.TrainArgs(splits=[first]),
         eval_args=tfx.proto.EvalArgs(splits=[held_back]),
         custom_config={
@@ -182,15 +182,15 @@ def _model(
     )
     model = trainer.outputs["model"]
     if baselines is None:
-        before: list[BaseNode] = (
+        baseline: list[BaseNode] = (
             [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
         )
     else:
-        before = _imported(baselines.model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
+        baseline = _import_artifact(baselines.model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
     evaluator = tfx.components.Evaluator(
         examples=examples,
         model=model,
-        baseline_model=before[0].outputs[MODEL_KEY] if before else None,
+        baseline_model=baseline[0].outputs[MODEL_KEY] if baseline else None,
         example_splits=[held_back],
         eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES, data.is_weighted),
     )
@@ -204,10 +204,10 @@ def _model(
     report = DatasetReport(
         examples,
         evaluator.outputs["evaluation"],
-        prepared.gate.outputs["verdict"],
+        data_nodes.gate.outputs["verdict"],
         model,
         input_options=asdict(config.input),
-        source=_images(config),
+        source=_class_folders_dir(config),
         code=code,
     )
-    return [transform, trainer, *before, evaluator, pusher, report]
+    return [transform, trainer, *baseline, evaluator, pusher, report]

@@ -18,7 +18,7 @@ import yaml
 
 from beam_jobs.common.settings import from_mapping
 from pipeline.cli import cli
-from pipeline.cli.ingest import engine_of
+from pipeline.cli.ingest import parse_engine
 from pipeline.config import build
 from pipeline.settings.catalog import target_options
 from pipeline.settings.layers import gather
@@ -142,7 +142,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if section in found:
             from_mapping(options, found[section], section)
     if "engine" in found:
-        engine_of(None, (), found["engine"])
+        parse_engine(None, (), found["engine"])
     if "dataset" not in found:
         found = {**found, "ingest": {"source": "photos", **found.get("ingest", {})}}
     config = build({"root": "work", **found})
@@ -177,9 +177,9 @@ def check_feedline(arguments: Sequence[str]) -> None:
     engine = settings.pop("engine", {}) if context.params.get("target") else {}  # --target stands for its runner
     check_settings(settings)
     if engine:
-        engine_of(context.params["target"], (), engine)
+        parse_engine(context.params["target"], (), engine)
     if "runner_options" in context.params:
-        engine_of(context.params["runner"], context.params["runner_options"])
+        parse_engine(context.params["runner"], context.params["runner_options"])
 
 
 def check_mention(text: str) -> None:

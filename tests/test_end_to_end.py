@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from PIL import Image
 
-from pipeline.cli.json_schema import schema_of
+from pipeline.cli.json_schema import result_schema
 from tests.command import feedline
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
@@ -47,7 +47,7 @@ def verdict(summary: dict) -> dict:
 
 def mismatches(command: str, values: dict) -> list[str]:
     """Every difference between a result and the schema of its command."""
-    return [error.message[:200] for error in Draft202012Validator(schema_of(command)).iter_errors(values)]
+    return [error.message[:200] for error in Draft202012Validator(result_schema(command)).iter_errors(values)]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first_run(workplace: Path, warm: Path) -> dict:
     result = feedline(*arguments(workplace, *REPORTING, "--json"), programs=warm)
-    assert "schema.pbtxt is not there: it will be inferred and written" in result.stderr
+    assert "schema.pbtxt does not exist: it will be inferred and written" in result.stderr
     return summary_of(result)
 
 
@@ -165,7 +165,7 @@ def test_a_gate_that_stops_names_the_drift_and_leaves_a_page(workplace, warm, se
     assert result.returncode == 3
     assert "drift: image/brightness in train" in result.stderr
     assert "Traceback" not in result.stderr
-    assert f"what the gate found is in {workplace / 'work' / 'report.html'}" in result.stderr
+    assert f"the findings of the gate are in {workplace / 'work' / 'report.html'}" in result.stderr
 
 
 def test_a_span_that_was_run_before_comes_from_the_cache(workplace, warm, first_run, second_run):

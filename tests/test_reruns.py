@@ -31,7 +31,7 @@ from pipeline.runners.local import run
 from pipeline.runs.history import newest_run, open_store
 from pipeline.runs.lineage import trace
 from pipeline.runs.lineage_find import find
-from pipeline.runs.root import alone
+from pipeline.runs.root import exclusive_run
 from tests.make_images import class_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
@@ -297,7 +297,7 @@ def test_a_second_run_in_a_root_is_refused_before_it_touches_anything(workplace,
     config = build(settings(workplace, "undisturbed"))
     before = Path(config.metadata_path).read_bytes()
     with (
-        alone(config),
+        exclusive_run(config),
         pytest.raises(OptionError, match=rf"undisturbed is in use by another run: process {os.getpid()} on host "),
     ):
         run(config, print)

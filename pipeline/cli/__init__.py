@@ -1,4 +1,4 @@
-"""The command line. Commands load when they are called, so that `feedline --help` never waits for TensorFlow."""
+"""The command line. Commands are imported when they are called, so that `feedline --help` is fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.runs import signals
 
 _DEBUG, _JSON = "--debug", "--json"
 
-# Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
+# Name -> (module, summary). With the summaries here, listing the commands imports none of them.
 _COMMANDS = {
     "demo": ("pipeline.cli.demo", "Run the whole pipeline on real handwritten digits."),
     "init": ("pipeline.cli.init", "Write a commented pipeline.yaml to start from."),
@@ -61,8 +61,8 @@ class _LazyGroup(click_groups.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
+def _show_version(context: click.Context, _: click.Parameter, enabled: bool) -> None:
+    if enabled and not context.resilient_parsing:
         click.echo(f"feedline, version {metadata.version('feedline')}\n{stack.summary()}")
         context.exit()
 
@@ -91,12 +91,12 @@ def cli(context: click.Context, debug: bool) -> None:
 
     \b
     Exit codes:
-      0    done
-      1    anything unforeseen; --debug shows the traceback
-      2    the request is wrong; nothing was touched
+      0    success
+      1    unexpected error; --debug shows the traceback
+      2    the request is invalid; nothing was changed
       3    a check failed: of the data, of the model, or of `doctor`
       130  interrupted by Ctrl-C; run the same command again to continue
-      143  asked to end by SIGTERM; run the same command again to continue
+      143  ended by SIGTERM; run the same command again to continue
     """
     context.color = colour()
     if debug:
@@ -104,31 +104,31 @@ def cli(context: click.Context, debug: bool) -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error line says the same
     stack.quieten_tensorflow()
-    # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
+    # Beam's workers and StatisticsGen would each reserve all memory of a GPU, which the Trainer needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
+    """Runs the command line and exits with its code; an error is one line, with a traceback only for `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    signals.install()  # a polite kill is an interruption too: what is finished stays, and the same command continues
+    signals.install()  # SIGTERM is handled like Ctrl-C
     try:
         code = execute(arguments)
-    except KeyboardInterrupt:  # one more, while the first was answered
-        code = stopped(arguments)
+    except KeyboardInterrupt:  # a second signal, during the handling of the first
+        code = report_interruption(arguments)
     signals.end(code)
 
 
-def stopped(arguments: Sequence[str]) -> int:
-    """Says how to go on after a signal that no command has answered; returns the exit code."""
+def report_interruption(arguments: Sequence[str]) -> int:
+    """Prints the error of a signal that no command handled; returns the exit code."""
     signals.ignore()
-    return _fail(_interrupted(""), _JSON in _options(arguments))
+    return _fail(_interrupted(""), _JSON in _before_dashes(arguments))
 
 
 def execute(arguments: list[str]) -> int:
-    """Runs the command line and returns its exit code; what went wrong is on standard error."""
-    arguments = _debug_in_front(arguments)
-    debug, as_json = _DEBUG in arguments[:1], _JSON in _options(arguments)
+    """Runs the command line and returns its exit code; errors are printed on standard error."""
+    arguments = _move_debug(arguments)
+    debug, as_json = _DEBUG in arguments[:1], _JSON in _before_dashes(arguments)
     try:
         return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
     except click.exceptions.Exit as stop:
@@ -138,33 +138,33 @@ def execute(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
-        if signals.requested():  # libraries turn an interruption into an error of their own
+    except Exception as error:  # noqa: BLE001 - every error is printed as one line
+        if signals.requested():  # libraries convert an interruption to other errors
             return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
             click.echo(strings.printable(traceback.format_exc()), err=True)
-        return _fail(common.mistake_of(error), as_json)
+        return _fail(common.to_error_report(error), as_json)
 
 
-def _options(arguments: Sequence[str]) -> list[str]:
-    """Returns what may be options: what comes before `--`."""
+def _before_dashes(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments before `--`."""
     return list(itertools.takewhile(lambda argument: argument != "--", arguments))
 
 
-def _debug_in_front(arguments: list[str]) -> list[str]:
-    """Returns the arguments with `--debug` where it is an option; who repeats a command writes it behind."""
-    if _DEBUG not in _options(arguments):
+def _move_debug(arguments: list[str]) -> list[str]:
+    """Moves `--debug` to the front, where it is an option of the program; users append it to a command."""
+    if _DEBUG not in _before_dashes(arguments):
         return arguments
-    place = arguments.index(_DEBUG)
-    return [_DEBUG, *arguments[:place], *arguments[place + 1 :]]
+    index = arguments.index(_DEBUG)
+    return [_DEBUG, *arguments[:index], *arguments[index + 1 :]]
 
 
-def _interrupted(remark: str) -> common.Mistake:
+def _interrupted(remark: str) -> common.ErrorReport:
     state = "; ".join(filter(None, ["interrupted", remark]))
     message = f"{state}; what is finished is kept, run the same command again to continue"
-    return common.Mistake(message=message, code=signals.code(), kind=common.INTERRUPTED)
+    return common.ErrorReport(message=message, code=signals.code(), kind=common.INTERRUPTED)
 
 
-def _fail(mistake: common.Mistake, as_json: bool) -> int:
-    common.tell_mistake(mistake, as_json)
-    return mistake.code
+def _fail(report: common.ErrorReport, as_json: bool) -> int:
+    common.print_error(report, as_json)
+    return report.code

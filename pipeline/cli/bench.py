@@ -58,8 +58,8 @@ def command() -> None:
 def bench_input(dataset: str, **values: Any) -> None:
     """Find the bottleneck of the input pipeline of DATASET.
 
-    It measures each stage alone and all together, compares that with bare decoding on this machine, with a naive
-    pipeline and with that of the tutorials, and says which option to change.
+    Measures the stages separately and together, compares the rate with decoding without a pipeline, with a naive
+    pipeline and with that of the tutorials, and names the option to change.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     from trainer.bench.measure import measure, prepare
     from trainer.bench.report import as_page, as_text
 
-    with _explained(dataset, values["split"]):
+    with _convert_errors(dataset, values["split"]):
         bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
         with _progress(bench, values["seconds"]) as on_sample:
             figures = measure(bench, values["seconds"], on_sample)
@@ -93,7 +93,7 @@ def bench_input(dataset: str, **values: Any) -> None:
 
 
 def _options(values: Mapping[str, Any]) -> InputOptions:
-    """Returns the options of a file of settings, changed by what was given on the line."""
+    """Returns the section `input` of a settings file, with the options of the command line."""
     from beam_jobs.common.settings import from_mapping
     from pipeline import config
     from trainer.options import InputOptions
@@ -101,13 +101,13 @@ def _options(values: Mapping[str, Any]) -> InputOptions:
     path = values["config_path"]
     options = from_mapping(InputOptions, (config.load(path).get("input") if path else None) or {}, "input")
     names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
-    given = {field: values[name] for name, field in names.items() if values[name] is not None}
-    return dataclasses.replace(options, **given)
+    changes = {field: values[name] for name, field in names.items() if values[name] is not None}
+    return dataclasses.replace(options, **changes)
 
 
 @contextlib.contextmanager
-def _explained(dataset: str, split: str) -> Iterator[None]:
-    """Turns what TensorFlow says of a damaged shard into which record it is."""
+def _convert_errors(dataset: str, split: str) -> Iterator[None]:
+    """Converts errors of TensorFlow about a damaged shard to `CorruptDataset`, which names the record."""
     import tensorflow as tf
 
     from trainer.input.corrupt_records import find_damage
@@ -115,21 +115,21 @@ def _explained(dataset: str, split: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError, OSError) as error:
-        found = find_damage(dataset, split)
-        if not found:
+        damages = find_damage(dataset, split)
+        if not damages:
             raise
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise CorruptDataset(f"{found[0]}{more}; see `feedline verify {dataset}`, ingest again") from error
+        more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
+        raise CorruptDataset(f"{damages[0]}{more}; see `feedline verify {dataset}`, ingest again") from error
 
 
 @contextlib.contextmanager
 def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
-    """Says how long it will take, and on a terminal what is measured and how much is left."""
+    """Prints the expected duration; on a terminal, shows a progress bar."""
     from trainer.bench.meter import ROUNDS
 
     count = len(bench.subjects)
-    about = round(bench.duration(seconds))
-    say(f"{count} measurements of {seconds:g} s, {ROUNDS} times each in turn: about {about // 60}:{about % 60:02d}")
+    total_s = round(bench.duration(seconds))
+    say(f"{count} measurements of {seconds:g} s, {ROUNDS} times each in turn: about {total_s // 60}:{total_s % 60:02d}")
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -139,5 +139,5 @@ def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=count * ROUNDS)
-        begun = iter(range(count * ROUNDS))
-        yield lambda name: bars.update(task, description=name, completed=next(begun))
+        counter = iter(range(count * ROUNDS))
+        yield lambda name: bars.update(task, description=name, completed=next(counter))

@@ -1,7 +1,7 @@
-"""Commands as this program has them: options under headings, sub-commands in order, help with wrong names.
+"""Classes for commands: options under headings, ordered sub-commands, suggestions for wrong names, and value types.
 
-Kinds of values of options and arguments are taken as they are typed, and completed in a shell. A command or an option
-that is gone is answered, for one minor release, with what to do instead.
+The value types only define the shell completion. For one minor release after the removal of a command or an option, its
+error message gives the alternative.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKGROUND = (
     "run the command under nohup, tmux or systemd-run; its progress is on standard error, and after a stop the same "
     "command continues"
 )
-# What is typed behind `feedline`, a command or a command and its option -> the first release without it, the remedy.
+# Removed command, or command and option -> the first release without it, and the remedy.
 REMOVED: Mapping[str, tuple[str, str]] = {
     "inspect --html": (
         "0.2",
@@ -34,14 +34,14 @@ REMOVED: Mapping[str, tuple[str, str]] = {
 
 
 def check_removed(path: str, name: str) -> None:
-    """Refuses a command or an option that is gone; one that never was is left to the caller.
+    """Checks that a command or an option was not removed.
 
     Args:
-      path: of the command that it belongs to, with the name of the program, as `feedline schema`.
-      name: of the command or option.
+      path: the program and the command that `name` belongs to, such as `feedline schema`.
+      name: name of the command or option.
 
     Raises:
-      UsageError: it is gone; the message has the release and the remedy.
+      UsageError: it was removed; the message has the release and the remedy.
     """
     typed = f"{path} {name}".partition(" ")[2]
     if typed in REMOVED:
@@ -50,12 +50,12 @@ def check_removed(path: str, name: str) -> None:
         raise UsageError(f"there is no {kind} {name!r} since {release}; {remedy}")
 
 
-class Place(click.ParamType):
-    """A path or a URL; the shell completes it from the files it sees.
+class Location(click.ParamType):
+    """A path or a URL, completed by the shell.
 
     Args:
-      name: in the help, in capitals there.
-      kind: what the shell offers: `dir` for directories alone, or `file` for both.
+      name: name in the help, where it is in capitals.
+      kind: completions: `dir` for directories only, or `file` for both.
     """
 
     def __init__(self, name: str, kind: str) -> None:
@@ -63,7 +63,7 @@ class Place(click.ParamType):
         self._kind = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Leaves it to the shell."""
+        """Returns the item that makes the shell complete files or directories."""
         return [CompletionItem(incomplete, type=self._kind)]
 
 
@@ -73,8 +73,8 @@ class SplitName(click.ParamType):
     name = "split"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the splits of a dataset on this machine; a server is too slow for a TAB."""
-        # An option that still lacks its value keeps click from telling arguments apart.
+        """Returns the splits of a local dataset; remote requests would be too slow."""
+        # While an option has no value, click does not assign the arguments.
         dataset = ctx.params.get("dataset") or "".join(ctx.args[:1])
         path = os.path.join(dataset, "dataset.json")
         try:
@@ -85,9 +85,9 @@ class SplitName(click.ParamType):
         return [CompletionItem(name) for name in names if name.isidentifier() and name.startswith(incomplete)]
 
 
-FILE = Place("file", "file")
-DIR = Place("dir", "dir")
-PATH = Place("path", "file")
+FILE = Location("file", "file")
+DIR = Location("dir", "dir")
+PATH = Location("path", "file")
 SPLIT = SplitName()
 
 
@@ -95,12 +95,12 @@ GENERAL = "Options"
 
 
 class Option(click.Option):
-    """An option that stands under a heading in the help of a `Command`.
+    """An option with a heading in the help of a `Command`.
 
     Args:
-      declarations: its names.
-      heading: of its part of the help.
-      settings: of `click.Option`.
+      declarations: names of the option.
+      heading: heading of its group in the help.
+      settings: arguments of `click.Option`.
     """
 
     def __init__(self, declarations: Sequence[str] | None = None, heading: str = GENERAL, **settings: Any) -> None:
@@ -109,10 +109,10 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help has its options under their headings, those of the command itself first."""
+    """A command whose help shows options by heading, `Options` first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Returns the arguments that are left.
+        """Returns the remaining arguments.
 
         Raises:
           UsageError: an option was removed in this release.
@@ -125,11 +125,11 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options."""
-        parts: dict[str, list[tuple[str, str]]] = {GENERAL: []}
+        sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                parts.setdefault(getattr(parameter, "heading", GENERAL), []).append(record)
-        for heading, records in parts.items():
+                sections.setdefault(getattr(parameter, "heading", GENERAL), []).append(record)
+        for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 
@@ -140,17 +140,17 @@ class Group(click.Group):
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names in the order in which they were added, which is that of their use."""
+        """Returns the names in the order in which the commands were added."""
         return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns name, command and the arguments left for it.
+        """Returns the name, the command and its arguments.
 
         Raises:
           UsageError: the command was removed in this release.
-          click.UsageError: there is no such command; the nearest is named.
+          click.UsageError: there is no such command; the message names the nearest one.
         """
         names = self.list_commands(ctx)
         if args and args[0] not in names and not ctx.resilient_parsing and not args[0].startswith("-"):
@@ -164,11 +164,11 @@ class Group(click.Group):
             yield name, summary(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands with their whole summaries."""
+        """Writes the commands with their complete summaries."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.summaries(ctx)))
 
 
 def summary(command: click.Command) -> str:
-    """Returns what a command does in one line: its `short_help`, else the first paragraph of its help."""
+    """Returns a one-line summary of a command: its `short_help`, else the first paragraph of its help."""
     return command.short_help or " ".join((command.help or "").partition("\n\n")[0].split())

@@ -31,11 +31,11 @@ def command(target: str, config_path: str, out: str, assignments: tuple[str, ...
     from pipeline.settings.layers import gather
 
     settings = gather(config_path, {}, assignments)
-    with settings.explained():
+    with settings.name_layers():
         hint = importlib.import_module(TARGETS[target]).compile(settings.values, out)
     if as_json:
-        written = out if storage.is_remote(out) else os.path.abspath(out)
-        print_json({"target": target, "file": written, "next": hint})
+        path = out if storage.is_remote(out) else os.path.abspath(out)
+        print_json({"target": target, "file": path, "next": hint})
         return
     echo(out)
     say(hint)

@@ -9,7 +9,7 @@ from pipeline.cli.click_groups import Command
 
 
 class _Bash(BashComplete):
-    """Without a blank behind what wants a value, as `train.epochs=`; fish knows that by itself."""
+    """Adds no space behind completions that end in `=`, such as `train.epochs=`; fish does so by default."""
 
     source_template = BashComplete.source_template.replace(
         "    return 0\n",
@@ -18,7 +18,7 @@ class _Bash(BashComplete):
 
 
 class _Zsh(ZshComplete):
-    """The same for zsh, which adds what `-S` says."""
+    """Adds no space behind completions that end in `=`."""
 
     source_template = ZshComplete.source_template.replace(
         "        compadd -U -V unsorted -a completions\n",
@@ -52,10 +52,10 @@ def command(context: click.Context, shell: str) -> None:
     """
     root = context.find_root()
     script = _CLASSES[shell](root.command, {}, "feedline", "_FEEDLINE_COMPLETE")
-    click.echo((script.source_template % script.source_vars()).strip())  # `source` would ask which bash there is
+    click.echo((script.source_template % script.source_vars()).strip())  # `source()` would run bash for its version
 
 
-# The names of `trainer.ops.OPS`, which cannot be asked: it imports TensorFlow, which takes too long for a TAB.
+# The names of `trainer.ops.OPS`, whose import loads TensorFlow and is too slow for a completion.
 OPS = (
     "center_crop",
     "color_jitter",
@@ -79,22 +79,22 @@ OPS = (
 
 
 class OpChain(click.ParamType):
-    """A chain of ops, such as `decode|resize(32)|flip`; taken as it is typed."""
+    """A chain of ops, such as `decode|resize(32)|flip`; the value stays text."""
 
     name = "ops"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns what the last op of the chain may be, with the chain in front of it."""
+        """Returns the chain, completed by each op that its last name may be."""
         return [CompletionItem(chain) for chain in _chains(incomplete)]
 
 
 class Assignment(click.ParamType):
-    """A setting and its value, such as `train.epochs=20`; taken as it is typed."""
+    """A setting and its value, such as `train.epochs=20`; the value stays text."""
 
     name = "assignment"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the settings, each with its `=`; of ops the values too."""
+        """Returns the settings, each followed by `=`; after `=`, the values of settings of ops."""
         key, equals, value = incomplete.partition("=")
         if equals:
             chains = _chains(value) if key.endswith("_ops") else []
@@ -103,18 +103,18 @@ class Assignment(click.ParamType):
 
 
 def _chains(incomplete: str) -> list[str]:
-    before, bar, last = incomplete.rpartition("|")
-    return [f"{before}{bar}{name}" for name in OPS if name.startswith(last)]
+    prefix, bar, last = incomplete.rpartition("|")
+    return [f"{prefix}{bar}{name}" for name in OPS if name.startswith(last)]
 
 
 def _settings() -> list[str]:
-    """Returns the dotted names of all settings that take a value, in the order of the page that describes them."""
+    """Returns the dotted keys of all settings, without sections, in the order of docs/pipeline-yaml.md."""
     from pipeline.config import TARGET_SECTIONS
     from pipeline.settings import catalog
 
     sections = [*catalog.sections(), *TARGET_SECTIONS]
-    every = [f"{section}.{name}".lstrip(".") for section in sections for name in catalog.names(section)]
-    return [name for name in every if not catalog.is_section(name)]
+    keys = [f"{section}.{name}".lstrip(".") for section in sections for name in catalog.names(section)]
+    return [key for key in keys if not catalog.is_section(key)]
 
 
 OP_CHAIN = OpChain()

@@ -14,12 +14,12 @@ from pipeline.cli.common import echo, json_option, print_json
 if TYPE_CHECKING:
     from beam_jobs.dataset.diff import Changes, Difference
 
-_DIFFERENT = 3
-_DIGITS = 16  # of a digest
+_EXIT_CODE = 3
+_DIGEST_DIGITS = 16
 _SIGNS = {"added": "+", "removed": "-"}
-# Kind of change -> what of both sides is shown behind the key.
+# Kind of change -> the column that is shown as old and new value behind the key.
 _PAIRS = {"renamed": "key", "relabelled": "label", "changed": "", "moved": "split", "annotated": ""}
-_WORDS = {"changed": "other bytes", "annotated": "other annotations"}
+_TITLES = {"changed": "other bytes", "annotated": "other annotations"}
 
 
 @click.command("diff", cls=Command)
@@ -48,68 +48,71 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
     """
     from beam_jobs.dataset.diff import diff
 
-    found = diff(old, new, limit)
+    difference = diff(old, new, limit)
     if as_json:
-        print_json(found.to_json())
+        print_json(difference.to_json())
     else:
-        _print(found, (old, new), limit)
-    if exit_code and not found.is_equal:
-        raise click.exceptions.Exit(_DIFFERENT)
+        _print(difference, (old, new), limit)
+    if exit_code and not difference.is_equal:
+        raise click.exceptions.Exit(_EXIT_CODE)
 
 
-def _print(found: Difference, names: tuple[str, str], limit: int) -> None:
-    for side, name, digest, written in zip("AB", names, found.digests, found.written, strict=True):
-        echo(f"{side}  {digest[:_DIGITS]}  {written:,} images  {strings.line(name)}")
-    if found.is_equal:
+def _print(difference: Difference, names: tuple[str, str], limit: int) -> None:
+    for side, name, digest, written in zip("AB", names, difference.digests, difference.written, strict=True):
+        echo(f"{side}  {digest[:_DIGEST_DIGITS]}  {written:,} images  {strings.line(name)}")
+    if difference.is_equal:
         echo("equal")
         return
-    if found.digests[0] == found.digests[1]:
+    if difference.digests[0] == difference.digests[1]:
         echo("the records are equal, byte for byte")
-    for line in _lines(found, limit):
+    for line in _lines(difference, limit):
         echo(line)
 
 
-def _lines(found: Difference, limit: int) -> Iterator[str]:
-    if found.digests[0] != found.digests[1]:
-        yield from _counts(found)
+def _lines(difference: Difference, limit: int) -> Iterator[str]:
+    if difference.digests[0] != difference.digests[1]:
+        yield from _count_lines(difference)
     for kind in (*_SIGNS, *_PAIRS):
-        yield from _images(kind, getattr(found, kind))
-    for kind, names in found.labels.items():
+        yield from _image_lines(kind, getattr(difference, kind))
+    for kind, names in difference.labels.items():
         yield from ("", f"classes {kind}")
-        yield from _limited([f"  {strings.line(name)}" for name in names], limit)
-    for split, changes in found.classes.items():
+        yield from _limit_lines([f"  {strings.line(name)}" for name in names], limit)
+    for split, changes in difference.classes.items():
         yield from ("", f"images of a class in {strings.line(split)}, change of its share")
-        lines = [f"  {one.share:+8.2%}  {one.old:>9,} -> {one.new:<9,}  {strings.line(one.label)}" for one in changes]
-        yield from _limited(lines, limit)
-    yield from _facts(found)
-    if found.options:
+        lines = [
+            f"  {change.share:+8.2%}  {change.old:>9,} -> {change.new:<9,}  {strings.line(change.label)}"
+            for change in changes
+        ]
+        yield from _limit_lines(lines, limit)
+    yield from _fact_lines(difference)
+    if difference.options:
         yield from ("", "options")
-        yield from _limited(list(_options(found.options)), limit)
+        yield from _limit_lines(list(_option_lines(difference.options)), limit)
 
 
-def _counts(found: Difference) -> Iterator[str]:
+def _count_lines(difference: Difference) -> Iterator[str]:
     yield ""
     for kind in (*_SIGNS, *_PAIRS):
         remark = ""
-        if kind == "changed" and found.stored_otherwise:
-            remark = f", {found.stored_otherwise:,} of them from the same source, stored otherwise"
-        yield f"{_WORDS.get(kind, kind):<18} {getattr(found, kind).count:>9,}{remark}"
+        if kind == "changed" and difference.stored_otherwise:
+            remark = f", {difference.stored_otherwise:,} of them from the same source, stored otherwise"
+        yield f"{_TITLES.get(kind, kind):<18} {getattr(difference, kind).count:>9,}{remark}"
 
 
-def _images(kind: str, changes: Changes) -> Iterator[str]:
+def _image_lines(kind: str, changes: Changes) -> Iterator[str]:
     if not changes.count:
         return
-    yield from ("", _WORDS.get(kind, kind))
+    yield from ("", _TITLES.get(kind, kind))
     for image in changes.images:
         key, label = (strings.line(image[name]) for name in ("key", "label"))
         if kind in _SIGNS:
             yield f"  {_SIGNS[kind]} {key}  {strings.line(image['split'])}" + (f"  {label}" if label else "")
         else:
-            yield f"  ~ {key}{_pair(kind, image)}"
-    yield from _rest(changes.count - len(changes.images))
+            yield f"  ~ {key}{_old_and_new(kind, image)}"
+    yield from _remaining_line(changes.count - len(changes.images))
 
 
-def _pair(kind: str, image: Mapping[str, Any]) -> str:
+def _old_and_new(kind: str, image: Mapping[str, Any]) -> str:
     name = _PAIRS[kind]
     if not name:
         return ""
@@ -117,17 +120,17 @@ def _pair(kind: str, image: Mapping[str, Any]) -> str:
     return f" -> {after}" if name == "key" else f"  {before} -> {after}"
 
 
-def _facts(found: Difference) -> Iterator[str]:
-    for split, changes in found.facts.items():
-        apart = [one for one in changes if one.jensen_shannon > 0 or one.old != one.new]
-        if apart:
-            yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, least / middle / greatest")
-        for one in apart:
-            before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (one.old, one.new))
-            yield f"  {one.name:<11} {one.jensen_shannon:.3f}  {before} -> {after}"
+def _fact_lines(difference: Difference) -> Iterator[str]:
+    for split, changes in difference.facts.items():
+        differing = [change for change in changes if change.jensen_shannon > 0 or change.old != change.new]
+        if differing:
+            yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, minimum / median / maximum")
+        for change in differing:
+            before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (change.old, change.new))
+            yield f"  {change.name:<11} {change.jensen_shannon:.3f}  {before} -> {after}"
 
 
-def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+def _option_lines(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     from beam_jobs.dataset.diff import option_texts
 
     for name, values in options.items():
@@ -135,12 +138,12 @@ def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
         yield f"  {strings.line(name)}  {before} -> {after}"
 
 
-def _limited(lines: list[str], limit: int) -> Iterator[str]:
-    kept = lines[: limit or len(lines)]
-    yield from kept
-    yield from _rest(len(lines) - len(kept))
+def _limit_lines(lines: list[str], limit: int) -> Iterator[str]:
+    shown = lines[: limit or len(lines)]
+    yield from shown
+    yield from _remaining_line(len(lines) - len(shown))
 
 
-def _rest(count: int) -> Iterator[str]:
+def _remaining_line(count: int) -> Iterator[str]:
     if count > 0:
         yield f"  and {count:,} more; --limit 0 lists them all"

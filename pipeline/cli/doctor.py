@@ -37,15 +37,15 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
     from pipeline.settings.layers import gather
 
     settings = gather(config_path, {}, assignments)
-    found = []
+    checks = []
     for check in doctor.run(target, settings.values):
-        found.append(check)
+        checks.append(check)
         if not as_json:
             _show(check)
-    count = {mark: sum(check.mark == mark for check in found) for mark in _COLOURS}
+    count = {mark: sum(check.mark == mark for check in checks) for mark in _COLOURS}
     if as_json:
-        checks = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in found]
-        print_json({"target": target, "ready": not count["missing"], "checks": checks})
+        values = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in checks]
+        print_json({"target": target, "ready": not count["missing"], "checks": values})
     else:
         echo("", f"{target}: {count['ok']} ok, {count['warn']} to look at, {count['missing']} missing")
     if count["missing"]:

@@ -76,30 +76,32 @@ def command(
     try:
         from beam_jobs.export.run import export
 
-        found = export(options, watch=watch_progress)
+        result = export(options, watch=watch_progress)
     except (KeyboardInterrupt, Exception) as stop:
-        # Libraries turn an interruption into an error of their own.
+        # Libraries convert an interruption to other errors.
         if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
-        mistake = common.Mistake(message=_stopped(options), code=signals.code(), kind=common.INTERRUPTED)
-        common.tell_mistake(mistake, as_json)
-        raise click.exceptions.Exit(mistake.code) from stop
+        report = common.ErrorReport(
+            message=_interruption_message(options), code=signals.code(), kind=common.INTERRUPTED
+        )
+        common.print_error(report, as_json)
+        raise click.exceptions.Exit(report.code) from stop
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
-    for name, files in found.splits.items():
+    for name, files in result.splits.items():
         images, size = sum(file.samples for file in files), sum(file.bytes for file in files)
         echo(f"{name:<10} {plural(images, 'image')}, {plural(len(files), 'file')}, {size:,} bytes")
     echo(f"{to:<10} {out}")
 
 
-def _stopped(options: ExportOptions) -> str:
-    """Returns what an interruption leaves; other commands keep what is finished, an export is whole or not there."""
+def _interruption_message(options: ExportOptions) -> str:
+    """Returns the message after an interruption; an export is complete or absent."""
     from beam_jobs import storage
     from beam_jobs.export.staging import EXPORT_NAME
 
     if options.to not in STREAMED:
-        return f"interrupted; {options.out} is whole or as it was"
+        return f"interrupted; {options.out} is complete or unchanged"
     if storage.exists(storage.join(options.out, EXPORT_NAME)):  # written last
-        return f"interrupted; the export in {options.out} is whole"
-    return f"interrupted; nothing was exported, {options.out} is as it was"
+        return f"interrupted; the export in {options.out} is complete"
+    return f"interrupted; nothing was exported, {options.out} is unchanged"

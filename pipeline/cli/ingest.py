@@ -1,4 +1,4 @@
-"""`feedline ingest`, and its options for the engine: its name and its settings, typed or from section `engine`."""
+"""`feedline ingest`, and the options that select and configure its engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
-from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
+from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
 from pipeline.cli.run import option_names
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 
@@ -29,44 +29,46 @@ _DEFAULT = "local"
 
 
 def engine_options(function: F) -> F:
-    """Adds `--config`, `--runner` and `--runner-option` to a command; `engine_of` makes an engine of them."""
+    """Adds `--config`, `--runner` and `--runner-option` to a command; `parse_engine` reads their values."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[str, Any] | None = None) -> Engine:
-    """Returns the engine that the options and the configuration name.
+def parse_engine(runner: str | None, assignments: Sequence[str], section: Mapping[str, Any] | None = None) -> Engine:
+    """Returns the engine that the options and the configuration select.
 
     Args:
-      runner: of `--runner`; None when it was not given: that of the section, else `local`.
-      assignments: of `--runner-option`, which win over the section.
-      section: `engine` of the configuration. It is passed over when it belongs to a runner other than the chosen one.
+      runner: value of `--runner`; None selects the runner of the section, else `local`.
+      assignments: values of `--runner-option`, which win over the section.
+      section: section `engine` of the configuration. It is ignored when it names another runner than `runner`.
 
     Raises:
-      OptionError: a setting is unknown, missing or of the wrong type, or the section names settings and no runner.
+      OptionError: a setting is unknown, missing or of the wrong type, or the section has settings and no runner.
     """
     settings = dict(section or {})
-    named = settings.pop("runner", None)
-    if settings and not (named or runner):
+    section_runner = settings.pop("runner", None)
+    if settings and not (section_runner or runner):
         raise OptionError(f"engine.{next(iter(settings))} is set and engine.runner is not; set that too, or --runner")
-    chosen = runner or named or _DEFAULT
-    if named and chosen != named:
+    name = runner or section_runner or _DEFAULT
+    if section_runner and name != section_runner:
         settings = {}
-    options = engine_settings(chosen)
-    known = fields(options)
-    if assignments and not known:
-        raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
-    given = dict(_parsed(assignment, known) for assignment in assignments)
-    return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
+    options = engine_settings(name)
+    option_fields = fields(options)
+    if assignments and not option_fields:
+        raise OptionError(
+            f"--runner-option is {assignments[0]!r}; the {name} runner has no options, name another with --runner"
+        )
+    values = dict(_parse_assignment(assignment, option_fields) for assignment in assignments)
+    return from_mapping(options, settings | values, "engine" if settings else "--runner-option")
 
 
-def _parsed(assignment: str, known: Mapping[str, OptionField]) -> tuple[str, Any]:
+def _parse_assignment(assignment: str, option_fields: Mapping[str, OptionField]) -> tuple[str, Any]:
     key, separator, value = assignment.partition("=")
     if not separator or not key:
         raise OptionError(f"--runner-option is {assignment!r}; write it as parallelism=4")
     try:
-        return key, yaml_text.parse_value(value, key in known and known[key].hint is str)
+        return key, yaml_text.parse_value(value, key in option_fields and option_fields[key].hint is str)
     except yaml.YAMLError as error:
         raise OptionError(f"--runner-option {key} is {value!r}, which is not a YAML value") from error
 
@@ -137,20 +139,20 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     dry_run = values.pop("dry_run")
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
-    named = option_names(context.command, values)
-    gathered = gather(config_path, {"ingest": ingest_settings(values)}, (), options=named)
-    gathered.origin.update({f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options})
-    configured = gathered.values
-    with gathered.explained():
-        engine = engine_of(runner, runner_options, configured.get("engine"))
-    settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
-    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(path := generations.dataset_path(out)):
-        settings = generations.complete_settings(path, settings)
-    with gathered.explained():
+    names = option_names(context.command, values)
+    layered = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
+    layered.origin.update({f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options})
+    configured = layered.values
+    with layered.name_layers():
+        engine = parse_engine(runner, runner_options, configured.get("engine"))
+    settings = {"source": source, "out": out, **modes, **_section_settings(configured.get("ingest", {}))}
+    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(dataset := generations.dataset_path(out)):
+        settings = generations.complete_settings(dataset, settings)
+    with layered.name_layers():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
-    check_useful(values, options)
+    check_needs(values, options)
     if options.source_kind == "auto":
-        factory.guess_kind(options.source)  # before Beam is imported, which takes longer
+        factory.guess_kind(options.source)  # before the slow import of Beam
     if dry_run:
         _show_estimate(options, engine, as_json)
         return
@@ -164,13 +166,13 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     if as_json:
         print_json(result.to_json())
         return
-    place = out if is_remote(out) else os.path.abspath(out)
-    listed = [("rejects", join(place, manifest.REJECTS_NAME))] if result.counts.rejected else []
-    click.echo(aligned([*dataset_lines(result), *listed, ("dataset", place)]))
+    path = out if is_remote(out) else os.path.abspath(out)
+    rejects = [("rejects", join(path, manifest.REJECTS_NAME))] if result.counts.rejected else []
+    click.echo(aligned([*dataset_lines(result), *rejects, ("dataset", path)]))
 
 
-def _kept(section: Any) -> dict[str, Any]:
-    """Returns the settings of the section `ingest` without source and output, which are arguments."""
+def _section_settings(section: Any) -> dict[str, Any]:
+    """Returns the settings of the section `ingest` without source and output, which are command-line arguments."""
     from pipeline.config import NOT_IN_A_PIPELINE
 
     if not isinstance(section, Mapping):
@@ -181,8 +183,8 @@ def _kept(section: Any) -> dict[str, Any]:
 def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> None:
     from beam_jobs.stages.dry_run import estimate
 
-    found = estimate(options, engine)
+    result = estimate(options, engine)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        echo(*found.lines())
+        echo(*result.lines())

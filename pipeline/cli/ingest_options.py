@@ -1,4 +1,4 @@
-"""The options of an ingest on the command line, made from the fields of `IngestOptions`."""
+"""Command-line options of an ingest, generated from the fields of `IngestOptions`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pipeline.cli.click_groups import GENERAL, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TOP = Field()
-_MANY_CHOICES = 6  # more than that are listed in the help, not in front of it
+_MAX_CHOICES = 6  # of a metavar; more choices are listed in the help text
 
 
 def ingest_options(function: F) -> F:
-    """Adds the options of the ingest to a command; `ingest_settings` turns what they hold into settings."""
+    """Adds the options of the ingest to a command; `ingest_settings` converts their values to settings."""
     for setting in reversed(ingest_leaves()):
         function = setting.click_option()(function)
     return function
 
 
 def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings from the values of `ingest_options`; what was not given is left out.
+    """Returns nested settings from the values of `ingest_options`, without options that were not given.
 
     Raises:
       OptionError: --splits is not of the form train=0.9,eval=0.1.
@@ -49,15 +49,15 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """An option of the command line that is a setting of the ingest.
+    """A setting of the ingest that is a command-line option.
 
     Attributes:
-      path: names of its section, if any, and of the setting.
-      option: such as `--min-side-px`.
-      heading: of its part of the help.
-      metavar: stands for the value in the help; empty leaves it to click.
-      meaning: sentence of the help.
-      described: the field of the options that it is.
+      path: name of its section, if any, and name of the setting.
+      option: option name, such as `--min-side-px`.
+      heading: heading of the option in the help.
+      metavar: placeholder of the value in the help; empty selects the one of click.
+      meaning: text of the help.
+      option_field: field of `IngestOptions`.
     """
 
     path: tuple[str, ...]
@@ -65,26 +65,26 @@ class Leaf:
     heading: str
     metavar: str
     meaning: str
-    described: OptionField
+    option_field: OptionField
 
     @property
     def parameter(self) -> str:
-        """Name of its value."""
+        """Name of the parameter of the command."""
         return self.option.removeprefix("--").replace("-", "_")
 
     def click_option(self) -> Callable[[F], F]:
-        """Returns what adds it to a command."""
-        hint, choices = self.described.hint, self.described.choices
+        """Returns the decorator that adds the option to a command."""
+        hint, choices = self.option_field.hint, self.option_field.choices
         many = typing.get_origin(hint) is tuple
         settings: dict[str, Any] = {"cls": Option, "heading": self.heading or GENERAL, "help": self._help()}
         if hint is bool:
             return click.option(self.option, is_flag=True, default=None, **settings)
         kind = click.Choice(choices) if choices else hint if hint in (int, float) else str
-        metavar = self.metavar if kind is str or len(choices) > _MANY_CHOICES else None
+        metavar = self.metavar if kind is str or len(choices) > _MAX_CHOICES else None
         return click.option(self.option, type=kind, multiple=many, metavar=metavar or None, **settings)
 
     def _help(self) -> str:
-        default = self.described.default
+        default = self.option_field.default
         if isinstance(default, Mapping):
             shown = ",".join(f"{name}={value:g}" for name, value in default.items())
         else:
@@ -92,12 +92,12 @@ class Leaf:
         is_shown = shown and not isinstance(default, (bool, tuple))
         many = " Repeatable." if isinstance(default, tuple) else ""
         first = re.split(r"(?<=\.)\s", self.meaning)[0].rstrip(".")
-        text = re.sub(r"`(\w+)`", _spelled_out, f"{first[:1].upper()}{first[1:]}.")
+        text = re.sub(r"`(\w+)`", _expand_name, f"{first[:1].upper()}{first[1:]}.")
         return f"{text}{many}" + (f"  [default: {shown}]" if is_shown else "")
 
 
-def _spelled_out(quoted: re.Match[str]) -> str:
-    """Returns what the help has for a word in backticks: an option, the texts of a constant, or the word."""
+def _expand_name(quoted: re.Match[str]) -> str:
+    """Returns the help text for a name in backticks: an option, the values of a constant, or the name."""
     options = {leaf.path[-1]: leaf.option for leaf in ingest_leaves()} | {"out": "--out"}
     texts = getattr(beam_jobs.options, quoted[1], None)
     return ", ".join(texts) if texts else options.get(quoted[1], quoted[1])
@@ -105,56 +105,56 @@ def _spelled_out(quoted: re.Match[str]) -> str:
 
 @functools.cache
 def ingest_leaves() -> tuple[Leaf, ...]:
-    """Returns the settings of an ingest that are options of the command line, by heading."""
-    leaves = list(leaves_of(IngestOptions))
+    """Returns the settings of an ingest that are command-line options, grouped by heading."""
+    leaves = list(collect_leaves(IngestOptions))
     headings = list(dict.fromkeys(leaf.heading for leaf in leaves))
     return tuple(sorted(leaves, key=lambda leaf: headings.index(leaf.heading)))
 
 
-def leaves_of(cls: type, path: tuple[str, ...] = (), within: Field = _TOP) -> Iterator[Leaf]:
-    """Yields the fields of a class of options, and of its sections, that are options of the command line.
+def collect_leaves(cls: type, path: tuple[str, ...] = (), section: Field = _TOP) -> Iterator[Leaf]:
+    """Yields the fields of a class of options, and of its sections, that are command-line options.
 
     Args:
-      cls: the class.
-      path: names of the section that it is of.
-      within: annotation of that section.
+      cls: class of options.
+      path: names of the sections that contain it.
+      section: annotation of that section.
     """
-    for name, described in fields(cls).items():
-        if described.section:
-            yield from leaves_of(described.section, (*path, name), described.field)
-        elif described.field.option is not None:
-            own = described.field
-            parameter = f"{within.prefix}{name}{within.suffix}"
+    for name, option_field in fields(cls).items():
+        if option_field.section:
+            yield from collect_leaves(option_field.section, (*path, name), option_field.field)
+        elif option_field.field.option is not None:
+            annotation = option_field.field
+            parameter = f"{section.prefix}{name}{section.suffix}"
             yield Leaf(
                 path=(*path, name),
-                option=own.option or f"--{parameter.replace('_', '-')}",
-                heading=own.heading or within.heading,
-                metavar=own.metavar or within.metavar,
+                option=annotation.option or f"--{parameter.replace('_', '-')}",
+                heading=annotation.heading or section.heading,
+                metavar=annotation.metavar or section.metavar,
                 meaning=meanings(cls)[name],
-                described=described,
+                option_field=option_field,
             )
 
 
-def check_useful(values: Mapping[str, Any], options: IngestOptions) -> None:
-    """Refuses what was typed and would change nothing.
+def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
+    """Checks that every option of the command line has an effect.
 
     Args:
-      values: of `ingest_options`, as they were given.
-      options: what they and all other layers come to.
+      values: values of `ingest_options`.
+      options: options from all layers.
 
     Raises:
-      OptionError: an option belongs to another one that is not set so.
+      OptionError: an option only has an effect with another value of another option.
     """
     for leaf in ingest_leaves():
-        if not leaf.described.field.needs or values.get(leaf.parameter) is None:
+        if not leaf.option_field.field.needs or values.get(leaf.parameter) is None:
             continue
-        other, wanted = leaf.described.field.needs
-        chosen = functools.reduce(getattr, (*leaf.path[:-1], other), options)
-        if chosen not in wanted:
-            # What is added to a dataset is treated like the rest of it: there the other option has no choice.
+        other, allowed = leaf.option_field.field.needs
+        value = functools.reduce(getattr, (*leaf.path[:-1], other), options)
+        if value not in allowed:
+            # Additions to a dataset have the same value of the other option as the dataset.
             adds = options.append or options.retry_rejects
-            remedy = "leave it out" if adds else f"give {_flag(other)} {' or '.join(wanted)} too, or leave it out"
-            raise OptionError(f"{leaf.option} is of no use to {_flag(other)} {chosen}; {remedy}")
+            remedy = "leave it out" if adds else f"give {_flag(other)} {' or '.join(allowed)} too, or leave it out"
+            raise OptionError(f"{leaf.option} is of no use to {_flag(other)} {value}; {remedy}")
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`feedline init`, and the files of a new project: a commented `pipeline.yaml`, a model, and what goes with them."""
+"""`feedline init`, and the files of a new project: a commented `pipeline.yaml`, a model, a README and `.gitignore`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONFIG_TEXT = """\
 # Settings of a Feedline pipeline. A line such as #seed: 0 shows a default; take the # away to change it.
 #
 #   feedline run --config pipeline.yaml                  images to a model; a second run does only what changed
-#   feedline run --config pipeline.yaml --show-config    every setting there is, and where its value came from
+#   feedline run --config pipeline.yaml --show-config    every setting, and where its value came from
 #   feedline doctor --config pipeline.yaml               what is missing on this machine
 #
 # FEEDLINE_TRAIN__EPOCHS=20 in the environment wins over this file, and --set train.epochs=20 over both.
@@ -29,30 +29,30 @@ _CONFIG_TEXT = """\
 root: work  # everything the pipeline writes
 
 ingest:
-  # Your images: a folder with one sub-folder a class, a CSV or JSONL table, COCO json, an archive, s3:// or gs://
+  # Your images: a folder with one sub-folder per class, a CSV or JSONL table, COCO json, an archive, s3:// or gs://
   source: {source}
   #source_kind: auto
   #splits: {{train: 0.9, eval: 0.1}}  # the first trains, the second evaluates
-  #stratify: false  # cut every class by these shares on its own
+  #stratify: false  # apply the shares to every class
   #seed: 0  # another seed is another split
-  #duplicates: keep  # or drop exact copies; copies are never parted between splits
+  #duplicates: keep  # or drop exact copies; copies are always in the same split
   #near_duplicates: off  # report, group (look-alikes stay in one split) or drop
   #max_reject_ratio: 0.05  # share of bad images, 0-1, that stops the run
   #columns:  # of a table
     #image: image
     #label: label
     #group: ''  # images with the same value stay in one split
-    #split: ''  # names the split itself
+    #split: ''  # names the split of each image
   #pixels:
     #policy: copy  # resize or raw store less
     #side_px: 256
 
-# A reviewed schema; the first run writes one that is not there.
+# A reviewed schema; the first run writes the file if it does not exist.
 #schema: ''
 
-# What the dataset may be before the pipeline stops.
+# Limits of the dataset; the pipeline stops when one is exceeded.
 #gate:
-  #mode: stop  # report goes on
+  #mode: stop  # or report, which continues
   #min_images_per_class: 1
   #max_imbalance: 0  # images of the largest class for one of the smallest; 0 is off
   #near_leaks: false  # search for look-alikes across splits
@@ -60,8 +60,8 @@ ingest:
 input:
   image_side_px: 96  # height and width the model sees
   batch_size: 32
-  #train_ops: ''  # such as decode_random_crop(96)|flip, which is what empty stands for
-  #device_ops: ''  # such as mixup(0.2), on whole batches
+  #train_ops: ''  # empty is decode_random_crop(96)|flip
+  #device_ops: ''  # such as mixup(0.2), for complete batches
   #shuffle: window
   #cache: auto
 
@@ -69,7 +69,7 @@ train:
   model: small_cnn  # resnet20, MobileNetV2, ... or my_model.build, the example in this folder
   epochs: 10
   #weights: ''  # imagenet, or a file
-  #frozen: false  # train the last layer alone
+  #frozen: false  # true trains only the last layer
   #optimizer: adamw
   #learning_rate: 2e-3
   #schedule: cosine
@@ -78,19 +78,19 @@ train:
   #patience: 0  # epochs without an improvement that end the training; 0 is off
 
 evaluate:
-  min_accuracy: 0.0  # no model below it is pushed
-  #max_drop: null  # how far it may lie below the model before
+  min_accuracy: 0.0  # a model below it is not pushed
+  #max_drop: null  # how much lower than that of the last blessed model it may be
 """
 
 _MODEL_TEXT = '''\
-"""A model of your own: `PYTHONPATH=. feedline run --config pipeline.yaml --set train.model=my_model.build`."""
+"""An example of a custom model: `PYTHONPATH=. feedline run --config pipeline.yaml --set train.model=my_model.build`."""
 
 import keras
 from trainer.models import ModelSpec
 
 
 def build(spec: ModelSpec) -> keras.Model:
-    """Takes uint8 images of `spec.side_px` pixels and gives `spec.classes` probabilities."""
+    """Returns a model from uint8 images of `spec.side_px` pixels to `spec.classes` probabilities."""
     inputs = keras.Input([spec.side_px, spec.side_px, 3], dtype="uint8")
     features = keras.layers.Rescaling(1 / 255)(inputs)
     for width in (16, 32, 64):
@@ -102,11 +102,11 @@ def build(spec: ModelSpec) -> keras.Model:
 _README_TEXT = """\
 # A Feedline project
 
-    feedline doctor --config pipeline.yaml    # is everything there?
+    feedline doctor --config pipeline.yaml    # what is missing on this machine
     feedline run --config pipeline.yaml       # images to a pushed model and a report
 
-Name your images in `pipeline.yaml` first. Everything a run makes lies in `work/`: `work/serving` holds the models,
-`work/report.html` what became of the images. To train the model in `my_model.py`:
+Name your images in `pipeline.yaml` first. A run writes into `work/`: the models into `work/serving`, the report about
+the images into `work/report.html`. To train the model in `my_model.py`:
 
     PYTHONPATH=. feedline run --config pipeline.yaml --set train.model=my_model.build
 """
@@ -121,7 +121,7 @@ def project_files(source: str = DEFAULT_SOURCE) -> dict[str, str]:
     """Returns name -> text of every file of a new project.
 
     Args:
-      source: of the images, as it is to stand in the configuration.
+      source: value of `ingest.source` in the configuration.
     """
     return {
         CONFIG_NAME: _CONFIG_TEXT.format(source=one_line(source)),
@@ -145,44 +145,41 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
       feedline init flowers
       feedline init . --images photos
     """
-    written = project_files(_from_anywhere(images)) if images else project_files()
-    _check(directory, written)
+    files = project_files(_absolute(images)) if images else project_files()
+    _check_directory(directory, files)
     try:
-        for name, text in written.items():
+        for name, text in files.items():
             storage.write_bytes(os.path.join(directory, name), text.encode())
     except OSError as error:
         raise OptionError(f"{directory} cannot be written: {error.strerror}") from error
-    place = "" if os.path.samefile(directory, ".") else f"cd {shlex.quote(directory)} && "
-    following = f"{place}{program()} run --config {CONFIG_NAME}"
+    change = "" if os.path.samefile(directory, ".") else f"cd {shlex.quote(directory)} && "
+    next_command = f"{change}{program()} run --config {CONFIG_NAME}"
     if as_json:
-        print_json({"directory": os.path.abspath(directory), "files": list(written), "next": following})
+        print_json({"directory": os.path.abspath(directory), "files": list(files), "next": next_command})
         return
-    for name in written:
+    for name in files:
         echo(os.path.join(directory, name))
     config = os.path.join(directory, CONFIG_NAME)
     if images and _is_missing(images):
         say(f"{images} does not exist yet; put the images there, or correct ingest.source in {config}")
     if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
         echo("", f"Name your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
-    echo("", f"Try next:  {following}")
+    echo("", f"Try next:  {next_command}")
 
 
-def _check(directory: str, written: Iterable[str]) -> None:
+def _check_directory(directory: str, names: Iterable[str]) -> None:
     if storage.is_remote(directory):
         raise OptionError(f"{directory} is not on this machine; name a local directory")
     if os.path.lexists(directory) and not os.path.isdir(directory):
         raise OptionError(f"{directory} is a file; name a directory, new or not")
-    found = [name for name in written if os.path.lexists(os.path.join(directory, name))]
-    if found:
-        raise OptionError(
-            f"{directory} has {', '.join(found)} already; move what is in the way, or name another directory"
-        )
+    existing = [name for name in names if os.path.lexists(os.path.join(directory, name))]
+    if existing:
+        raise OptionError(f"{directory} already has {', '.join(existing)}; move them, or name another directory")
 
 
 def _is_missing(images: str) -> bool:
     return not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images))
 
 
-def _from_anywhere(images: str) -> str:
-    """Returns a path that means the same from the directory of the project."""
+def _absolute(images: str) -> str:
     return images if storage.is_remote(images) else os.path.abspath(images)

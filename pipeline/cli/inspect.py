@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from beam_jobs.inspect.pictures import Picture
     from beam_jobs.inspect.view import View
 
-_WIDTH = 80  # columns, where there is no terminal to ask
+_WIDTH = 80  # columns without a terminal
 _LABEL_WIDTH = 11
 _INDENT = "  "
-_NAME_WIDTH = 29  # of a feature, beside values of 48 characters
-_NAME_KEPT = 40  # characters of a name that no table breaks
+_NAME_WIDTH = 29  # columns for the name of a feature, before values of 48 characters
+_MIN_NAME_WIDTH = 40  # columns for a name in a table; a shorter name is never broken
 _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 
 
@@ -63,19 +63,19 @@ def command(path: str, shown: int, key: str | None, draw: bool, export_dir: str 
         raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
     from beam_jobs.inspect.view import damage
 
-    view = _look(path, shown, key)
+    view = _load_view(path, shown, key)
     if as_json:
         print_json(view.values)
     else:
-        _print(view, _colours(draw))
+        _print(view, _colour_system(draw))
     if export_dir:
         _export(view, export_dir)
-    broken = damage(view)
-    if broken:
-        raise broken
+    error = damage(view)
+    if error:
+        raise error
 
 
-def _look(path: str, shown: int, key: str | None) -> View:
+def _load_view(path: str, shown: int, key: str | None) -> View:
     from beam_jobs.dataset import manifest
     from beam_jobs.inspect.parquet import is_parquet, view_table
     from beam_jobs.inspect.view import view_dataset, view_files, view_key
@@ -110,30 +110,28 @@ def _print(view: View, colours: str) -> None:
             _print_table(columns, rows)
     if view.features and view.features_of:
         echo(f"(features of {strings.line(view.features_of)})")
-    seen = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colours else None
+    images = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colours else None
     for values in view.records:
         echo("")
         _print_record(values)
-        if seen:
-            _draw(next(seen), colours)
+        if images:
+            _draw(next(images), colours)
 
 
 def _print_fact(name: str, value: str) -> None:
-    first, *further = textwrap.wrap(value, _width() - _LABEL_WIDTH, break_long_words=False, break_on_hyphens=False) or [
-        ""
-    ]
-    echo(f"{name:<{_LABEL_WIDTH - 1}} {first}", *(f"{'':<{_LABEL_WIDTH}}{line}" for line in further))
+    lines = textwrap.wrap(value, _width() - _LABEL_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    echo(f"{name:<{_LABEL_WIDTH - 1}} {lines[0]}", *(f"{'':<{_LABEL_WIDTH}}{line}" for line in lines[1:]))
 
 
 def _print_record(values: dict[str, list]) -> None:
     from beam_jobs.inspect.summary import shown_name, shown_value
 
-    for name, found in sorted(values.items()):
-        echo(f"{_INDENT}{strings.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(found)}")
+    for name, value in sorted(values.items()):
+        echo(f"{_INDENT}{strings.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(value)}")
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table: ruled on a terminal, aligned by blanks alone anywhere else."""
+    """Prints a table, on a terminal with borders."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -154,15 +152,15 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         padding=(0, 1) if terminal else (0, 2, 0, 0),
         pad_edge=terminal,
     )
-    kept = min(_NAME_KEPT, max(len(strings.line(row[0])) for row in rows))
-    for place, name in enumerate(columns):
-        numbers = name in ("records", "bytes")
+    name_width = min(_MIN_NAME_WIDTH, max(len(strings.line(row[0])) for row in rows))
+    for index, name in enumerate(columns):
+        is_number = name in ("records", "bytes")
         table.add_column(
             name,
-            justify="right" if numbers else "left",
+            justify="right" if is_number else "left",
             overflow="fold",
-            no_wrap=numbers,
-            min_width=kept if not place else None,
+            no_wrap=is_number,
+            min_width=name_width if not index else None,
         )
     for row in rows:
         table.add_row(*(Text(strings.line(cell)) for cell in row))
@@ -178,8 +176,8 @@ def _width() -> int:
 # --- as pictures
 
 
-def _colours(draw: bool) -> str:
-    """Returns `truecolor` or `256` when images are to be drawn and the terminal can; says why when it cannot."""
+def _colour_system(draw: bool) -> str:
+    """Returns `truecolor` or `256`; empty without `--draw`, or when the terminal cannot, whose reason is printed."""
     if not draw:
         return ""
     from rich.console import Console
@@ -187,18 +185,18 @@ def _colours(draw: bool) -> str:
     from beam_jobs.inspect.pictures import BLOCK
 
     system = Console(file=sys.stdout).color_system if sys.stdout.isatty() else None
-    missing = ""
+    reason = ""
     if not sys.stdout.isatty():
-        missing = "standard output is not a terminal"
+        reason = "standard output is not a terminal"
     elif os.environ.get("NO_COLOR"):
-        missing = "NO_COLOR is set"
+        reason = "NO_COLOR is set"
     elif system not in ("truecolor", "256"):
-        missing = "the terminal does not say that it shows 256 colours"
+        reason = "the terminal does not report 256 colours"
     elif BLOCK.encode(sys.stdout.encoding or "ascii", "ignore") == b"":
-        missing = f"the terminal takes {sys.stdout.encoding}, which has no blocks"
-    if missing:
-        say(f"--draw: {missing}; --export DIR writes the images")
-    return "" if missing else str(system)
+        reason = f"the terminal takes {sys.stdout.encoding}, which has no block characters"
+    if reason:
+        say(f"--draw: {reason}; --export DIR writes the images")
+    return "" if reason else str(system)
 
 
 def _draw(picture: Picture, colours: str) -> None:
@@ -208,7 +206,7 @@ def _draw(picture: Picture, colours: str) -> None:
         echo(f"  ({strings.line(picture.remark)})")
         return
     columns = min(_DRAWN_COLUMNS, _width())
-    # The escapes are our own, made of numbers: nothing of the data is in them.
+    # The escapes are generated from pixel values and contain no text of the data.
     click.echo(half_blocks(picture.image, columns, _DRAWN_ROWS, colours == "truecolor"), color=True)
 
 
@@ -223,12 +221,10 @@ def _export(view: View, directory: str) -> None:
             if view.roles.image:
                 say(f"record {index} is not exported: {strings.line(bad.detail)}")
             continue
-        # Named by number: a key comes from data and could lead out of the directory.
+        # A key is untrusted and could lead out of the directory.
         target = storage.join(directory, f"{index:05d}.{suffix}")
         disk.write_file("--export", target, data)
         count += 1
         say(target)
     if not count:
-        raise OptionError(
-            "none of the records shown holds an image in a feature of a known name; there is nothing to export"
-        )
+        raise OptionError("no shown record has an image in a feature of a known name; there is nothing to export")

@@ -17,7 +17,7 @@ from pipeline.cli.common import json_option, print_json
 def command(model: str, root: str, as_json: bool) -> None:
     """Print what MODEL was made of, back to the source.
 
-    That is data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
+    Prints data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
     directory of any artifact of a pipeline.
 
     \b
@@ -28,14 +28,14 @@ def command(model: str, root: str, as_json: bool) -> None:
     """
     from pipeline.runs.history import open_store
     from pipeline.runs.lineage import text, trace
-    from pipeline.runs.lineage_find import DATABASE_NAME, find, find_root, locator, newest
+    from pipeline.runs.lineage_find import DATABASE_NAME, find, find_root, locator, model_dir
 
     root = find_root(model, root)
     database = os.path.join(root, DATABASE_NAME)
     store = open_store(database)
-    found = find(store, model, root)
-    lineage = trace(store, found.artifact, locator(root))
+    match = find(store, model, root)
+    lineage = trace(store, match.artifact, locator(root))
     if as_json:
-        print_json({"database": database, "note": found.note, **lineage.to_json()})
+        print_json({"database": database, "note": match.note, **lineage.to_json()})
     else:
-        click.echo(text(lineage, newest(model), found.note))
+        click.echo(text(lineage, model_dir(model), match.note))

@@ -28,7 +28,7 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
 
     MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. Files go through
     the checks and the pixel policy of the dataset that it was trained on. One that the ingest would reject is left out,
-    the reason is printed, and the exit code is 3. A model of several labels an image prints every label with a
+    the reason is printed, and the exit code is 3. A model with several labels per image prints every label with a
     probability over 0.5.
 
     \b
@@ -63,7 +63,7 @@ def _show(predictions: list[Prediction]) -> None:
 
 
 def _check_file(path: str) -> None:
-    """Says at once, before TensorFlow is loaded, that a path is mistyped."""
+    """Checks a path before the slow import of TensorFlow."""
     if os.path.isdir(path):
         pattern = os.path.join(shlex.quote(path), "*.jpg")
         raise SourceError(f"{path} is a directory; give the image files in it, such as {pattern}")

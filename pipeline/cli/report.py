@@ -36,7 +36,11 @@ def command(
     disk.check_file("--out", out)
     from components.dataset_report.render import render
 
-    page = render(dataset, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
+    if model:
+        from trainer.serving.predict import newest_version
+
+        model = newest_version(model)
+    page = render(dataset, model=model or "", input_options=options, source=source or "").encode()
     disk.write_file("--out", out, page)
     if as_json:
         print_json({"report": os.path.abspath(out), "bytes": len(page)})
@@ -45,7 +49,7 @@ def command(
 
 
 def _input_options(path: str) -> dict[str, Any]:
-    """Returns the section `input` of a file of settings, checked."""
+    """Returns the checked section `input` of a settings file."""
     from dataclasses import asdict
 
     from beam_jobs.common.settings import from_mapping
@@ -53,9 +57,3 @@ def _input_options(path: str) -> dict[str, Any]:
     from trainer.options import InputOptions
 
     return asdict(from_mapping(InputOptions, config.load(path).get("input") or {}, "input"))
-
-
-def _newest(model: str) -> str:
-    from trainer.serving.predict import newest_version
-
-    return newest_version(model)

@@ -20,7 +20,7 @@ from pipeline.cli.common import (
     say,
     set_option,
 )
-from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
+from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
 from pipeline.cli.init import CONFIG_NAME
 
 
@@ -75,24 +75,24 @@ def command(
     from pipeline.runners import local
     from pipeline.settings.layers import gather, listing, listing_text
 
-    settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
+    settings = gather(config_path, _option_settings(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
-        raise OptionError(f"--root is missing; give it, or name it in the --config file{_hint(config_path)}")
+        raise OptionError(f"--root is missing; give it, or name it in the --config file{_config_hint(config_path)}")
     if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
     config = settings.build()
     if show_config:
-        listed = listing(settings, config)
+        values = listing(settings, config)
         if as_json:
-            print_json(listed)
+            print_json(values)
         else:
-            click.echo(listing_text(listed))
+            click.echo(listing_text(values))
         return
     if "engine" in settings.values:
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
     if config.ingest:
-        check_useful(values, config.ingest)
-    with settings.explained():
+        check_needs(values, config.ingest)
+    with settings.name_layers():
         summary = local.run(config, say)
     from pipeline.runs.summary import check_pushed, text
 
@@ -105,14 +105,14 @@ def command(
         echo("", f"Try next:  {program()} predict {summary.model_dir} IMAGE...")
 
 
-def _hint(config_path: str | None) -> str:
-    """Returns where to take a file from when the user named none."""
+def _config_hint(config_path: str | None) -> str:
+    """Returns a hint about `--config` for a user who did not give it."""
     if config_path:
         return ""
     return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
 
 
-_PLACES = {
+_SETTING_PATHS = {
     "images": ("ingest", "source"),
     "root": ("root",),
     "dataset": ("dataset",),
@@ -127,11 +127,11 @@ _PLACES = {
 }
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings from the options that were given."""
+def _option_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings from the values of options."""
     ingest = ingest_settings(values)
     settings: dict[str, Any] = {"ingest": ingest} if ingest else {}
-    for option, (*sections, name) in _PLACES.items():
+    for option, (*sections, name) in _SETTING_PATHS.items():
         if values.get(option) is not None:
             node = settings
             for section in sections:
@@ -141,9 +141,11 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, of all options that set one."""
+    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, for all options of settings."""
     from pipeline.settings.layers import leaves
 
     names = {parameter.name: parameter.opts[0] for parameter in command.params}
-    places = ((option, path) for option, value in values.items() for path, _ in leaves((), _given({option: value})))
-    return {".".join(path): names[option] for option, path in places}
+    paths = (
+        (option, path) for option, value in values.items() for path, _ in leaves((), _option_settings({option: value}))
+    )
+    return {".".join(path): names[option] for option, path in paths}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs import storage
+from beam_jobs.common.strings import plural
 from beam_jobs.errors import DataError, OptionError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, FILE, PATH, Group
@@ -49,15 +50,13 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     """
     from beam_jobs.dataset import manifest
 
-    manifest.load(dataset)  # says in no time what is wrong with it
+    manifest.load(dataset)  # a quick check before the slow inference
     disk.check_file("--out", out)
     if storage.exists(out) and not overwrite:
-        raise OptionError(
-            f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"
-        )
+        raise OptionError(f"--out {out} exists, and may have been reviewed; name another file or give --overwrite")
     from components.schema import review
 
-    schema = _inferred(dataset)
+    schema = _infer(dataset)
     try:
         review.write_schema(schema, out)
     except OSError as error:
@@ -84,11 +83,11 @@ def show(schema: str, as_json: bool) -> None:
     """
     from components.schema.review import rows
 
-    found = rows(_load(schema))
+    features = rows(_load(schema))
     if as_json:
-        print_json({"features": [row.to_json() for row in found]})
+        print_json({"features": [row.to_json() for row in features]})
         return
-    for line in _table(found):
+    for line in _table(features):
         echo(line)
 
 
@@ -109,14 +108,14 @@ def diff(old: str, new: str, as_json: bool) -> None:
     """
     from components.schema.review import difference
 
-    found = difference(_load(old), _load(new))
+    differences = difference(_load(old), _load(new))
     if as_json:
-        print_json(_as_json(found))
+        print_json(_as_json(differences))
     else:
-        for line in _lines(found):
+        for line in _lines(differences):
             echo(line)
-    if len(found):
-        raise DataError(f"{old} and {new} differ in {len(found)} feature{'s' * (len(found) > 1)}")
+    if len(differences):
+        raise DataError(f"{old} and {new} differ in {plural(len(differences), 'feature')}")
     if not as_json:
         echo("equal")
 
@@ -126,11 +125,11 @@ def _load(path: str) -> schema_pb2.Schema:
     from components.schema import review
 
     if os.path.isdir(path) or manifest.is_published(path):
-        return _inferred(path)
+        return _infer(path)
     return review.read_schema(path)
 
 
-def _inferred(directory: str) -> schema_pb2.Schema:
+def _infer(directory: str) -> schema_pb2.Schema:
     from beam_jobs.dataset import manifest
 
     manifest.load(directory)
@@ -165,10 +164,12 @@ def _lines(difference: Difference) -> list[str]:
     return lines
 
 
-def _as_json(found: Difference) -> dict[str, Any]:
+def _as_json(difference: Difference) -> dict[str, Any]:
     return {
-        "equal": not len(found),
-        "added": [row.to_json() for row in found.added],
-        "removed": [row.to_json() for row in found.removed],
-        "changed": {name: {"old": old.to_json(), "new": new.to_json()} for name, (old, new) in found.changed.items()},
+        "equal": not len(difference),
+        "added": [row.to_json() for row in difference.added],
+        "removed": [row.to_json() for row in difference.removed],
+        "changed": {
+            name: {"old": old.to_json(), "new": new.to_json()} for name, (old, new) in difference.changed.items()
+        },
     }

@@ -14,7 +14,7 @@ from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import echo, json_option, print_json
 from pipeline.runs import signals
 
-_SHOWN = 20
+_MAX_LINES = 20
 
 
 @click.command("verify", cls=Command)
@@ -42,7 +42,7 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
 
     from beam_jobs.dataset.verify import verify
 
-    # PyArrow imports pandas, if there is one, where it first compares with a value, and loses a signal that comes then.
+    # PyArrow imports pandas, if installed, at its first comparison, and drops a signal during that import.
     signals.hold()
     with suppress(ImportError):
         importlib.import_module("pandas")
@@ -52,15 +52,15 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
         print_json(asdict(result))
     if result.problems:
         error = CorruptDataset(
-            f"{dataset} has {plural(len(result.problems), 'problem')}; remove what is not part of it, and for all else "
-            "write the dataset again, with --overwrite:"
+            f"{dataset} has {plural(len(result.problems), 'problem')}; remove files that are not part of it; for all "
+            "others, write the dataset again with --overwrite:"
         )
-        more = [f"and {len(result.problems) - _SHOWN} more"] if len(result.problems) > _SHOWN else []
-        error.problems = [f"  {line}" for line in (*result.problems[:_SHOWN], *more)]
+        more = [f"and {len(result.problems) - _MAX_LINES} more"] if len(result.problems) > _MAX_LINES else []
+        error.problems = [f"  {line}" for line in (*result.problems[:_MAX_LINES], *more)]
         raise error
     if not as_json:
-        for line in result.leaks[:_SHOWN]:
+        for line in result.leaks[:_MAX_LINES]:
             echo(f"{WARNING}{line}")
-        if len(result.leaks) > _SHOWN:
-            echo(f"{WARNING}and {len(result.leaks) - _SHOWN} more sets of images that lie in several splits")
+        if len(result.leaks) > _MAX_LINES:
+            echo(f"{WARNING}and {len(result.leaks) - _MAX_LINES} more sets of images that lie in several splits")
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")

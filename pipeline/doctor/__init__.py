@@ -1,10 +1,9 @@
-"""What a target needs of this machine, and the command that brings what is missing.
+"""Checks of the requirements of a target on this machine, with the commands that meet them.
 
-`TARGETS` names, for every target, a function `(settings) -> Iterator[Check]`. It takes the nested settings of
-`pipeline.yaml`, all layers merged and not yet validated, and yields a `Check` for each thing that was looked at, in the
-order in which a person would repair them. It imports what is heavy inside its functions, changes nothing, and asks the
-network only where the target cannot be judged without, for at most `NETWORK_TIMEOUT_S` a question. Here are the checks
-that several targets share, and the commands that install what is missing.
+`TARGETS` names, for every target, a function `(settings) -> Iterator[Check]`. Its argument is the nested settings of
+`pipeline.yaml`, all layers merged and not yet validated. It yields the checks in the order of their repair, imports
+large libraries inside functions, changes nothing, and uses the network only where a check needs it, with a timeout of
+`NETWORK_TIMEOUT_S` per request. This module has the checks of several targets, and the commands that install packages.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from beam_jobs import errors, stack
 from beam_jobs.common import child_python
 from beam_jobs.common.strings import size
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.storage import disk as places
-from beam_jobs.storage import is_remote
+from beam_jobs.storage import disk, is_remote
 
 NETWORK_TIMEOUT_S = 5.0
 TARGETS = {
@@ -39,14 +37,14 @@ TARGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at.
+    """The result of a check.
 
     Attributes:
-      name: what was looked at, two or three words.
-      ok: whether it is as it should be.
-      detail: the value that was found, and what is wrong with it where it is not ok; one line.
-      remedy: the command that repairs it, or what to write where; empty when it is ok.
-      needed: whether the target cannot work without; what is not ok and not needed is a warning.
+      name: name of the check, two or three words.
+      ok: whether the check passed.
+      detail: the observed value, and the problem if the check failed; one line.
+      remedy: the command or the change of a file that repairs a failure; empty when the check passed.
+      needed: whether the target requires it; otherwise a failure is a warning.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if not self.ok and not self.remedy:
-            raise ValueError(f"check {self.name!r} found {self.detail!r} and does not say what repairs it")
+            raise ValueError(f"check {self.name!r} failed with {self.detail!r} and has no remedy")
 
     @property
     def mark(self) -> str:
@@ -66,7 +64,7 @@ class Check:
 
 
 def run(target: str, settings: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields the checks of a target as they are made.
+    """Runs the checks of a target and yields each result.
 
     Args:
       target: one of `TARGETS`.
@@ -81,68 +79,69 @@ def run(target: str, settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 DISTRIBUTION = "feedline"
-SHOW = "feedline run --config pipeline.yaml --show-config names the place; change the value there"
+SHOW = "feedline run --config pipeline.yaml --show-config names the layer; change the value there"
 
 
 def install_command(*requirements: str) -> str:
-    """Returns the command that installs packages into this environment with what it has: pip, uv or neither.
+    """Returns the command that installs packages into this environment: with pip, else uv, else ensurepip and pip.
 
     Args:
-      requirements: and options of pip. Feedline itself, with extras or without, is installed from its checkout.
+      requirements: requirements and options of pip. Feedline itself is installed from its checkout.
     """
-    ours = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
-    from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in ours else item for item in requirements]
-    wanted = f"-c {stack.constraints()} {shlex.join(from_checkout)}" if ours else shlex.join(requirements)
-    where, python = "in the checkout of Feedline: " if ours else "", shlex.quote(sys.executable)
+    own = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
+    from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in own else item for item in requirements]
+    arguments = f"-c {stack.constraints()} {shlex.join(from_checkout)}" if own else shlex.join(requirements)
+    where, python = "in the checkout of Feedline: " if own else "", shlex.quote(sys.executable)
     if _version("pip"):
-        return f"{where}{python} -m pip install {wanted}"
+        return f"{where}{python} -m pip install {arguments}"
     if shutil.which("uv"):
-        return f"{where}uv pip install --python {python} {wanted}"
-    return f"{where}{python} -m ensurepip && {python} -m pip install {wanted}"
+        return f"{where}uv pip install --python {python} {arguments}"
+    return f"{where}{python} -m ensurepip && {python} -m pip install {arguments}"
 
 
 def install_system_command(package: str) -> str:
-    """Returns the command that installs a package of Debian or Ubuntu, which takes root."""
+    """Returns the command that installs a package of Debian or Ubuntu as root."""
     return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install -y {package}"
 
 
 def basics(*extras: str) -> Iterator[Check]:
-    """Yields what every target needs: the packages of Feedline and of some of its extras."""
+    """Checks the packages of Feedline and of some of its extras."""
     yield from packages("")
     for extra in extras:
         yield from packages(extra)
 
 
 def packages(extra: str) -> Iterator[Check]:
-    """Yields one check when all packages of an extra are as asked for, else one for each that is not.
+    """Yields one check if all packages of an extra have an allowed version, else a failure for each other package.
 
     Args:
-      extra: of the distribution; empty for what it always needs.
+      extra: extra of the distribution; empty for the packages without an extra.
     """
     from packaging.requirements import Requirement
 
     title = f"packages of {extra}" if extra else "packages"
-    asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
-    # A marker may also name versions of Python, for which a package is always or never asked for.
-    always = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-    of_extra = [one for one in asked if one.marker and one.marker.evaluate({"extra": extra}) and one not in always]
-    asked = of_extra if extra else always
-    found = {one.name: _version(one.name) for one in asked}
-    wrong = [one for one in asked if not one.specifier.contains(found[one.name] or "0", prereleases=True)]
-    for one in wrong:
-        extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
-        remedy = install_command(f"{one.name}{extras}{one.specifier}")
-        state = f"is {found[one.name]}" if found[one.name] else "is not installed"
-        yield Check(name=one.name, ok=False, detail=f"{state}, asked for is {one.specifier}", remedy=remedy)
+    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    # A marker may also limit a requirement to versions of Python.
+    base = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+    others = (item for item in requirements if item not in base)
+    additional = [item for item in others if item.marker and item.marker.evaluate({"extra": extra})]
+    requirements = additional if extra else base
+    versions = {item.name: _version(item.name) for item in requirements}
+    wrong = [item for item in requirements if not item.specifier.contains(versions[item.name] or "0", prereleases=True)]
+    for item in wrong:
+        extras = f"[{','.join(sorted(item.extras))}]" if item.extras else ""
+        remedy = install_command(f"{item.name}{extras}{item.specifier}")
+        state = f"is {versions[item.name]}" if versions[item.name] else "is not installed"
+        yield Check(name=item.name, ok=False, detail=f"{state}, required is {item.specifier}", remedy=remedy)
     if not wrong:
-        named = ", ".join(f"{one.name} {found[one.name]}" for one in asked[:1])
-        yield Check(name=title, ok=True, detail=f"{len(asked)} as asked for, {named} among them")
+        example = ", ".join(f"{item.name} {versions[item.name]}" for item in requirements[:1])
+        yield Check(name=title, ok=True, detail=f"{len(requirements)} as required, such as {example}")
 
 
-def configured(settings: Mapping[str, Any]) -> Check:
-    """Checks that the settings, if there are any, are a configuration."""
+def check_configuration(settings: Mapping[str, Any]) -> Check:
+    """Checks that the settings, if any, are a valid configuration."""
     if not settings:
-        return Check(name="configuration", ok=True, detail="none given; --config pipeline.yaml has it checked too")
+        return Check(name="configuration", ok=True, detail="none given; --config pipeline.yaml adds its checks")
     from pipeline import config as configuration
 
     try:
@@ -153,27 +152,27 @@ def configured(settings: Mapping[str, Any]) -> Check:
 
 
 def other_runner(settings: Mapping[str, Any], runner: str) -> Check | None:
-    """Returns the warning that the settings ask for another engine than the one that is looked at; None if not.
+    """Returns a warning if the settings select another engine than the checked one, else None.
 
     Args:
-      settings: nested, of the pipeline.
-      runner: name of the engine whose target is looked at.
+      settings: nested settings of the pipeline.
+      runner: name of the checked engine.
     """
     engine = settings.get("engine")
-    named = engine.get("runner", runner) if isinstance(engine, Mapping) else runner
-    if named == runner:
+    name = engine.get("runner", runner) if isinstance(engine, Mapping) else runner
+    if name == runner:
         return None
     return Check(
         name="section engine",
         ok=False,
-        detail=f"engine.runner is {named}, not {runner}, which is looked at with its defaults",
-        remedy=f"feedline doctor --target {named} -c pipeline.yaml, or engine: {{runner: {runner}}} in pipeline.yaml",
+        detail=f"engine.runner is {name}, not {runner}, which is checked with its defaults",
+        remedy=f"feedline doctor --target {name} -c pipeline.yaml, or engine: {{runner: {runner}}} in pipeline.yaml",
         needed=False,
     )
 
 
-def options_of_section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
-    """Returns the options of a section of a target, or the check that says why there are none."""
+def section_options(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
+    """Returns the options of the section of a target, or a failed check."""
     from beam_jobs.common.settings import from_mapping
 
     try:
@@ -183,36 +182,36 @@ def options_of_section(cls: type[Any], settings: Mapping[str, Any], name: str) -
 
 
 def writable(name: str, directory: str, remedy: str) -> Check:
-    """Checks that a local directory, or the nearest one above it, takes files.
-
-    A file is tried there, which has no name where the system can do without one; nothing stays of it.
+    """Checks with a temporary file that a local directory, or its nearest existing parent, is writable.
 
     Args:
-      name: of the check.
-      directory: it need not exist.
-      remedy: the command that names another one.
+      name: name of the check.
+      directory: directory, existing or not.
+      remedy: command that selects another directory.
     """
     if is_remote(directory):
         return Check(name=name, ok=False, detail=f"{directory} is not on this machine", remedy=remedy)
-    if refused := places.refusal(directory):
-        repair = f"{refused.repair}, or {remedy}" if refused.repair else remedy
-        return Check(name=name, ok=False, detail=refused.reason, remedy=repair)
-    free = shutil.disk_usage(places.nearest_existing(directory)).free
+    if refusal := disk.refusal(directory):
+        repair = f"{refusal.repair}, or {remedy}" if refusal.repair else remedy
+        return Check(name=name, ok=False, detail=refusal.reason, remedy=repair)
+    free = shutil.disk_usage(disk.nearest_existing(directory)).free
     return Check(name=name, ok=True, detail=f"{os.path.abspath(directory)}, {size(free)} free")
 
 
-def output_of(
+def run_program(
     command: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
-    """Runs a program and returns its exit code, standard output and standard error; code -1 when it did not end.
+    """Runs a program and returns its exit code, standard output and standard error.
+
+    The code is -1 when the program cannot be started or exceeds the timeout.
 
     Args:
       command: program and arguments.
-      timeout_s: seconds after which it is ended.
-      environ: variables on top of those of this process.
+      timeout_s: timeout in seconds.
+      environ: additional environment variables.
     """
     try:
-        done = subprocess.run(  # noqa: S603 - a program of this environment, or of the user
+        result = subprocess.run(  # noqa: S603 - a program of this environment, or of the user
             list(command),
             capture_output=True,
             text=True,
@@ -223,22 +222,22 @@ def output_of(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, "", str(error)
-    return done.returncode, done.stdout, done.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 def interpreter(command: str) -> str:
-    """Returns the Python that a console script starts, of its first line; empty when it is no such script."""
+    """Returns the Python interpreter in the first line of a console script; empty for other files."""
     try:
         with open(command, "rb") as stream:
             first = stream.readline(4096).decode("utf-8", "replace").strip()
     except OSError:
         return ""
-    found = first.removeprefix("#!").strip()
-    return found if first.startswith("#!") and "python" in os.path.basename(found) else ""
+    path = first.removeprefix("#!").strip()
+    return path if first.startswith("#!") and "python" in os.path.basename(path) else ""
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that says something, which is where a traceback names its error."""
+    """Returns the last line that is not blank, in which a traceback names its error."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 

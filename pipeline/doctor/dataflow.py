@@ -1,4 +1,4 @@
-"""What `feedline ingest --runner dataflow` needs of this machine, and of a project of Google Cloud."""
+"""Checks for `feedline ingest --runner dataflow`: this machine and a project of Google Cloud."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENGINE = "dataflow"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _DATAFLOW = "https://dataflow.googleapis.com"
 _COMPUTE = "https://compute.googleapis.com"
-_DISK_GB = 25  # of a worker of a batch job, whose shuffle runs in the service
+_DISK_GB = 25  # default disk of a worker, with the shuffle of batch jobs in the service
 _STORAGE = "https://storage.googleapis.com"
 _SETTINGS = "add to pipeline.yaml: engine: {runner: dataflow, project: P, region: R, temp_location: gs://BUCKET/tmp}"
 
@@ -27,7 +27,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields what was found out about this machine, then about the project that `engine.project` names."""
+    """Checks this machine, then the project of `engine.project`."""
     yield from doctor.basics("gcp")
     yield package()
     options = _options(settings)
@@ -36,8 +36,8 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     else:
         yield Check(name="section engine", ok=True, detail=f"project {options.project}, region {options.region}")
         yield from worker_image(options)
-    session, found = credentials()
-    yield found
+    session, check = credentials()
+    yield check
     if session is None or isinstance(options, OptionError):
         return
     yield api(session, options)
@@ -48,7 +48,7 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def package() -> Check:
-    """Checks that the installed package can be packed for the workers."""
+    """Checks that a wheel for the workers can be built from the installed package."""
     try:
         with tempfile.TemporaryDirectory() as directory:
             path = dataflow.build_wheel(directory)
@@ -60,7 +60,7 @@ def package() -> Check:
 
 
 def worker_image(options: Options) -> Iterator[Check]:
-    """Yields the check of workers without public addresses, which reach no package index unless Cloud NAT is there."""
+    """Checks that workers without public addresses, which reach no package index without Cloud NAT, have an image."""
     if options.use_public_ips:
         return
     image = options.sdk_container_image
@@ -68,54 +68,54 @@ def worker_image(options: Options) -> Iterator[Check]:
     yield Check(
         name="worker image",
         ok=bool(image),
-        detail=image or "none named, and workers without public addresses cannot install Feedline",
+        detail=image or "none, and workers without public addresses cannot install Feedline",
         remedy=f"docker build -t {example} . && docker push {example}, then engine.sdk_container_image: {example}",
         needed=False,
     )
 
 
 def credentials() -> tuple[Any, Check]:
-    """Returns a session that asks with the credentials of this machine, None without any, and the check of them."""
+    """Returns a session with the credentials of this machine, None without credentials, and their check."""
     login = "gcloud auth application-default login"
     try:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
-        detail = f"cannot be looked for: {error}"
+        detail = f"cannot be read: {error}"
         return None, Check(
             name="credentials", ok=False, detail=detail, remedy=doctor.install_command("apache-beam[gcp]")
         )
-    found: list[Any] = []
+    result: list[Any] = []  # credentials and project, or an error
 
-    def look() -> None:
+    def load() -> None:
         try:
-            found.extend(google.auth.default(scopes=[_SCOPE]))
+            result.extend(google.auth.default(scopes=[_SCOPE]))
         except GoogleAuthError as error:
-            found.append(error)
+            result.append(error)
 
-    # Where there are no others it asks whether this is a machine of Google's, and tries for long.
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(NETWORK_TIMEOUT_S)
-    if len(found) < 2:
-        detail = " ".join(str(found[0]).split()) if found else f"no answer in {NETWORK_TIMEOUT_S:g} s"
+    # Without credentials, the library queries the metadata server of Google Cloud with a long timeout.
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(NETWORK_TIMEOUT_S)
+    if len(result) < 2:
+        detail = " ".join(str(result[0]).split()) if result else f"no answer in {NETWORK_TIMEOUT_S:g} s"
         return None, Check(name="credentials", ok=False, detail=detail, remedy=login)
-    who = getattr(found[0], "service_account_email", "") or "of a user"
-    return AuthorizedSession(found[0]), Check(name="credentials", ok=True, detail=who)
+    account = getattr(result[0], "service_account_email", "") or "of a user"
+    return AuthorizedSession(result[0]), Check(name="credentials", ok=True, detail=account)
 
 
 def api(session: Any, options: Options) -> Check:
-    """Asks Dataflow for the jobs of the region, which tells of project, region, API and rights."""
+    """Lists the jobs of the region, which checks project, region, API and permissions."""
     url = f"{_DATAFLOW}/v1b3/projects/{options.project}/locations/{options.region}/jobs?pageSize=1"
-    status, answer = _ask(session, url)
+    status, answer = _get(session, url)
     if status == 200:
         return Check(name="Dataflow API", ok=True, detail=f"answers for {options.project} in {options.region}")
-    message = _message(status, answer)
+    message = _error_message(status, answer)
     if status == 403 and ("disabled" in message or "not been used" in message):
         remedy = f"gcloud services enable dataflow.googleapis.com --project {options.project}"
     elif status == 403:
-        remedy = _grant(options, "roles/dataflow.admin")
+        remedy = _grant_command(options, "roles/dataflow.admin")
     elif status in (400, 404):
         remedy = "gcloud projects list; gcloud compute regions list"
     else:
@@ -124,10 +124,10 @@ def api(session: Any, options: Options) -> Check:
 
 
 def bucket(session: Any, options: Options, name: str) -> Check:
-    """Asks Google Storage for the bucket of a location."""
+    """Checks that the bucket of a location exists."""
     bucket_name = getattr(options, name).removeprefix("gs://").partition("/")[0]
     storage = os.environ.get("STORAGE_EMULATOR_HOST", _STORAGE).rstrip("/")
-    status, answer = _ask(session, f"{storage}/storage/v1/b/{bucket_name}")
+    status, answer = _get(session, f"{storage}/storage/v1/b/{bucket_name}")
     if status == 404:
         remedy = (
             f"gcloud storage buckets create gs://{bucket_name} --project {options.project} --location {options.region}"
@@ -135,54 +135,57 @@ def bucket(session: Any, options: Options, name: str) -> Check:
         return Check(name=name, ok=False, detail=f"there is no bucket {bucket_name}", remedy=remedy)
     if status != 200:
         return Check(
-            name=name, ok=False, detail=_message(status, answer), remedy=_grant(options, "roles/storage.admin")
+            name=name,
+            ok=False,
+            detail=_error_message(status, answer),
+            remedy=_grant_command(options, "roles/storage.admin"),
         )
     return Check(
-        name=name, ok=True, detail=f"gs://{bucket_name} in {str(answer.get('location', 'an unknown place')).lower()}"
+        name=name, ok=True, detail=f"gs://{bucket_name} in {str(answer.get('location', 'an unknown region')).lower()}"
     )
 
 
 def quota(session: Any, options: Options) -> Check:
-    """Compares the limits of the project in the region with what the most workers would take."""
+    """Compares the free quota of the project in the region with the needs of the maximum number of workers."""
     url = f"{_COMPUTE}/compute/v1/projects/{options.project}/regions/{options.region}"
-    status, answer = _ask(session, url)
+    status, answer = _get(session, url)
     if status != 200:
         remedy = f"gcloud services enable compute.googleapis.com --project {options.project}"
-        return Check(name="quota", ok=False, detail=_message(status, answer), remedy=remedy, needed=False)
-    free = {one["metric"]: one["limit"] - one["usage"] for one in answer.get("quotas", ())}
-    most = options.max_num_workers
-    wanted = {
-        "CPUS": most * options.worker_cores,
-        "DISKS_TOTAL_GB": most * (options.disk_size_gb or _DISK_GB),
-        "IN_USE_ADDRESSES": most if options.use_public_ips else 0,
+        return Check(name="quota", ok=False, detail=_error_message(status, answer), remedy=remedy, needed=False)
+    free = {item["metric"]: item["limit"] - item["usage"] for item in answer.get("quotas", ())}
+    workers = options.max_num_workers
+    needs = {
+        "CPUS": workers * options.worker_cores,
+        "DISKS_TOTAL_GB": workers * (options.disk_size_gb or _DISK_GB),
+        "IN_USE_ADDRESSES": workers if options.use_public_ips else 0,
     }
-    short = [
-        f"{name} has {free[name]:g} left of {count} wanted"
-        for name, count in wanted.items()
+    shortages = [
+        f"{name} has {free[name]:g} free, needed are {count}"
+        for name, count in needs.items()
         if free.get(name, count) < count
     ]
-    if short:
-        fitting = min(int(most * free[name] / count) for name, count in wanted.items() if count and name in free)
-        remedy = f"set engine.max_num_workers to {max(1, fitting)}, or ask for more at IAM & Admin > Quotas"
-        return Check(name="quota", ok=False, detail=", ".join(short), remedy=remedy, needed=False)
-    return Check(name="quota", ok=True, detail=f"enough for {most} workers of {options.worker_cores} cores")
+    if shortages:
+        fitting = min(int(workers * free[name] / count) for name, count in needs.items() if count and name in free)
+        remedy = f"set engine.max_num_workers to {max(1, fitting)}, or request more at IAM & Admin > Quotas"
+        return Check(name="quota", ok=False, detail=", ".join(shortages), remedy=remedy, needed=False)
+    return Check(name="quota", ok=True, detail=f"enough for {workers} workers of {options.worker_cores} cores")
 
 
 def _options(settings: Mapping[str, Any]) -> Options | OptionError:
     from beam_jobs.common.settings import from_mapping
 
     engine = settings.get("engine") or {}
-    named = engine.get("runner", _ENGINE) if isinstance(engine, Mapping) else engine
-    if named != _ENGINE:
-        return OptionError(f"engine.runner is {named!r}, not {_ENGINE}; there are no settings of it")
+    runner = engine.get("runner", _ENGINE) if isinstance(engine, Mapping) else engine
+    if runner != _ENGINE:
+        return OptionError(f"engine.runner is {runner!r}, not {_ENGINE}; set it, and the settings of {_ENGINE}")
     try:
         return from_mapping(Options, {key: engine[key] for key in engine if key != "runner"}, "engine")
     except OptionError as error:
         return error
 
 
-def _ask(session: Any, url: str) -> Answer:
-    """Returns status and content of an answer; -1 when there is none in time."""
+def _get(session: Any, url: str) -> Answer:
+    """Returns the status and the content of a response; status -1 without a response in time."""
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
@@ -197,12 +200,14 @@ def _ask(session: Any, url: str) -> Answer:
     return answer.status_code, content if isinstance(content, dict) else {}
 
 
-def _message(status: int, answer: Mapping[str, Any]) -> str:
+def _error_message(status: int, answer: Mapping[str, Any]) -> str:
     error = answer.get("error")
     message = error.get("message", "") if isinstance(error, Mapping) else ""
     return " ".join(str(message).split()) or f"status {status}"
 
 
-def _grant(options: Options, role: str) -> str:
-    who = f"serviceAccount:{options.service_account_email}" if options.service_account_email else "user:YOU@EXAMPLE.COM"
-    return f"gcloud projects add-iam-policy-binding {options.project} --member {who} --role {role}"
+def _grant_command(options: Options, role: str) -> str:
+    member = (
+        f"serviceAccount:{options.service_account_email}" if options.service_account_email else "user:YOU@EXAMPLE.COM"
+    )
+    return f"gcloud projects add-iam-policy-binding {options.project} --member {member} --role {role}"

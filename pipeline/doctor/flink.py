@@ -1,4 +1,4 @@
-"""What `feedline ingest --runner flink` needs of this machine and of a cluster."""
+"""Checks for `feedline ingest --runner flink`: this machine and a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INGEST = "feedline ingest SOURCE --out DIR --runner flink --runner-option"
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields what was found out about this machine, then about the cluster that `engine.flink_master` names."""
+    """Checks this machine, then the cluster of `engine.flink_master`."""
     yield from doctor.basics()
     other = doctor.other_runner(settings, _ENGINE)
     if other:
@@ -36,7 +36,7 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def java() -> Check:
-    """Checks that there is a Java new enough for the job server."""
+    """Checks that Java is installed and new enough for the job server."""
     try:
         path = flink_job_server.find_java()
     except OptionError as error:
@@ -46,63 +46,63 @@ def java() -> Check:
             detail=str(error).partition(";")[0],
             remedy=doctor.install_system_command("default-jre-headless"),
         )
-    _, out, err = doctor.output_of([path, "-version"], NETWORK_TIMEOUT_S)
+    _, out, err = doctor.run_program([path, "-version"], NETWORK_TIMEOUT_S)
     return Check(name="java", ok=True, detail=f"{path}, {(err + out).partition(chr(10))[0]}")
 
 
 def job_server(options: Options) -> Iterator[Check]:
-    """Yields the check of a jar that the settings name; without one the first run fetches it."""
-    named = options.job_server_jar
-    if named:
-        there = os.path.isfile(os.path.expanduser(named)) or "://" in named
-        detail = f"{named}{'' if there else ' is not a file'}"
-        yield Check(name="job server", ok=there, detail=detail, remedy=f"{_INGEST} job_server_jar=PATH")
+    """Checks the jar in the settings, if any; otherwise the first run downloads it."""
+    jar = options.job_server_jar
+    if jar:
+        exists = os.path.isfile(os.path.expanduser(jar)) or "://" in jar
+        detail = f"{jar}{'' if exists else ' is not a file'}"
+        yield Check(name="job server", ok=exists, detail=detail, remedy=f"{_INGEST} job_server_jar=PATH")
 
 
 def worker(options: Options) -> Check:
-    """Checks the program that starts workers, as far as it is on this machine."""
+    """Checks the program that starts workers, if it is on this machine."""
     version = platform.python_version()
     if options.worker_pool:
         return Check(name="worker", ok=True, detail=f"pool at {options.worker_pool}; it must have Python {version}")
     command = options.worker_command or worker_path()
     if not os.access(command, os.X_OK):
         remedy = doctor.install_command("--force-reinstall", "--no-deps", doctor.DISTRIBUTION)
-        detail = f"{command} is not there, or no program"
+        detail = f"{command} does not exist or is not executable"
         return Check(name="worker", ok=False, detail=detail, remedy=remedy, needed=options.is_local)
-    python = _python_of(command)
+    python = _python_version(command)
     if python and python != version:
-        detail = f"{command} has Python {python}, this is {version}; pickled code does not pass between them"
+        detail = f"{command} has Python {python}, this is {version}; pickled code needs the same version"
         return Check(name="worker", ok=False, detail=detail, remedy=f"{_INGEST} worker_command=PATH")
     where = "" if options.is_local else "; task managers need the same at this path"
     return Check(name="worker", ok=True, detail=f"{command}, Python {python or version}{where}")
 
 
 def cluster(options: Options) -> Check:
-    """Asks a cluster for its version and its slots."""
+    """Checks the version and the slots of a cluster."""
     if options.is_local:
         return Check(name="cluster", ok=True, detail="a mini cluster in one JVM of this machine")
     try:
-        found = flink.cluster_overview(options.flink_master, NETWORK_TIMEOUT_S)
+        overview = flink.cluster_overview(options.flink_master, NETWORK_TIMEOUT_S)
     except ConnectionError as error:
-        return _unanswered(flink.cluster_url(options.flink_master), error)
-    detail = f"Flink {found.version} with {found.task_managers} task managers and {found.slots} slots"
-    if found.minor != options.flink_version:
+        return _connection_failure(flink.cluster_url(options.flink_master), error)
+    detail = f"Flink {overview.version} with {overview.task_managers} task managers and {overview.slots} slots"
+    if overview.minor != options.flink_version:
         detail = f"{detail}; the job server is for {options.flink_version}"
-        return Check(name="cluster", ok=False, detail=detail, remedy=f"{_INGEST} \"flink_version='{found.minor}'\"")
-    if not found.has_room(options.parallelism):
+        return Check(name="cluster", ok=False, detail=detail, remedy=f"{_INGEST} \"flink_version='{overview.minor}'\"")
+    if not overview.has_room(options.parallelism):
         detail = f"{detail}; parallelism is {options.parallelism}"
         return Check(name="cluster", ok=False, detail=detail, remedy="taskmanager.sh start")
     return Check(name="cluster", ok=True, detail=detail)
 
 
-def _unanswered(address: str, error: ConnectionError) -> Check:
-    """Tells apart a name that leads nowhere, a machine on which nothing listens, and an answer of something else."""
-    why = getattr(error.__cause__, "reason", error.__cause__)
-    if isinstance(why, socket.gaierror):
+def _connection_failure(address: str, error: ConnectionError) -> Check:
+    """Returns the check of a name that does not resolve, of a closed port, or of a server that is not Flink."""
+    cause = getattr(error.__cause__, "reason", error.__cause__)
+    if isinstance(cause, socket.gaierror):
         host = urlsplit(address).hostname
         detail = f"the name {host} does not resolve: {error}"
         remedy = f"{_INGEST} flink_master=HOST:PORT, or echo 'ADDRESS {host}' | sudo tee -a /etc/hosts"
-    elif isinstance(why, ConnectionRefusedError):
+    elif isinstance(cause, ConnectionRefusedError):
         detail, remedy = f"nothing listens at {address}: {error}", "start-cluster.sh"
     else:
         detail = f"{address} does not answer as Flink: {error}"
@@ -114,15 +114,17 @@ def _options(settings: Mapping[str, Any]) -> Options | Check:
     engine = settings.get("engine") or {}
     if not isinstance(engine, Mapping):
         return Check(name="section engine", ok=False, detail=f"engine is {engine!r}", remedy=doctor.SHOW)
-    return doctor.options_of_section(
+    return doctor.section_options(
         Options, {"engine": {key: engine[key] for key in engine if key != "runner"}}, "engine"
     )
 
 
-def _python_of(command: str) -> str:
-    """Returns the version of the Python that a console script starts; empty when it is no such script."""
+def _python_version(command: str) -> str:
+    """Returns the Python version of a console script; empty for other files."""
     interpreter = doctor.interpreter(command)
     if not interpreter:
         return ""
-    code, out, _ = doctor.output_of([interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10)
+    code, out, _ = doctor.run_program(
+        [interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10
+    )
     return "" if code else out.strip()

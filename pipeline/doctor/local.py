@@ -1,4 +1,4 @@
-"""What `feedline run` needs of this machine."""
+"""Checks for `feedline run` on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from beam_jobs.storage import is_remote
 from pipeline import doctor
 from pipeline.doctor import Check
 
-_LEAST_MEMORY_BYTES = 2e9  # of a run of small images, most of it for TensorFlow and TFX themselves
-_LOADING_S = 250.0
+_MIN_MEMORY_BYTES = 2e9  # for a run with small images, mainly for TensorFlow and TFX
+_LOAD_TIMEOUT_S = 250.0
 _LOAD = """
 import json, pipeline.pipeline, tensorflow
 names = [device.name for device in tensorflow.config.list_physical_devices("GPU")]
@@ -24,7 +24,7 @@ print(json.dumps({"gpus": names, "tensorflow": tensorflow.__version__}))
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields what was found out about this machine, what takes long last."""
+    """Checks this machine; slow checks are last."""
     yield from doctor.basics("tfx")
     yield memory()
     yield doctor.writable("root", str(settings.get("root") or "."), "feedline run --root DIR")
@@ -34,33 +34,33 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def memory() -> Check:
-    """Checks the free memory, of the machine or of the container that this is."""
+    """Checks the free memory of the machine or the container."""
     free = system.free_bytes()
     return Check(
         name="memory",
-        ok=free >= _LEAST_MEMORY_BYTES,
-        detail=f"{size(free)} free, a run takes 2 GB and more, by image and batch size",
+        ok=free >= _MIN_MEMORY_BYTES,
+        detail=f"{size(free)} free, a run needs 2 GB or more, depending on image and batch size",
         remedy="feedline run --set input.batch_size=16 --set input.cache=none",
         needed=False,
     )
 
 
 def configuration(settings: Mapping[str, Any]) -> Check:
-    """Checks what a run checks before it starts; a source elsewhere is not asked."""
-    found = doctor.configured(settings)
-    if not settings or not found.ok:
-        return found
+    """Makes the checks of a run before its start, except for a remote source."""
+    check = doctor.check_configuration(settings)
+    if not settings or not check.ok:
+        return check
     from pipeline.config import build
     from pipeline.runners import local
 
     config = build(settings)
     if is_remote(config.pattern):
-        return found
+        return check
     try:
         local.preflight(config)
     except FeedlineError as error:
-        return Check(name=found.name, ok=False, detail=str(error), remedy=doctor.SHOW)
-    return found
+        return Check(name=check.name, ok=False, detail=str(error), remedy=doctor.SHOW)
+    return check
 
 
 def beam() -> Check:
@@ -73,7 +73,7 @@ def beam() -> Check:
         pipeline = local_pipeline()
         pipeline | apache_beam.Create([1]) | apache_beam.Map(str)
         pipeline.run().wait_until_finish()
-    except Exception as error:  # noqa: BLE001 - of whatever is broken
+    except Exception as error:  # noqa: BLE001 - any error is a failed check
         reason = doctor.last_line(str(error)) or type(error).__name__
         remedy = doctor.install_command("--force-reinstall", "apache-beam>=2.74,<3")
         return Check(name="beam", ok=False, detail=f"the in-process runner does not start: {reason}", remedy=remedy)
@@ -81,17 +81,17 @@ def beam() -> Check:
 
 
 def tensorflow() -> Iterator[Check]:
-    """Loads TensorFlow and TFX as a run does, in a process that may die of it, and asks for GPUs."""
-    code, output, trouble = doctor.output_of(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
+    """Loads TensorFlow and TFX in another process, which may crash, and lists the GPUs."""
+    code, output, errors = doctor.run_program(child_python.command(_LOAD, flags=("-W", "ignore")), _LOAD_TIMEOUT_S)
     if code:
-        why = doctor.last_line(trouble) or f"it ended with code {code}"
+        reason = doctor.last_line(errors) or f"it ended with code {code}"
         remedy = doctor.install_command("--force-reinstall", "feedline[tfx]")
-        yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {why}", remedy=remedy)
+        yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {reason}", remedy=remedy)
         return
     facts = json.loads(doctor.last_line(output))
     yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {facts['tensorflow']}")
     if os.path.exists("/dev/nvidia0"):
         names = ", ".join(name.rpartition("physical_device:")[2] for name in facts["gpus"])
         remedy = doctor.install_command(f"tensorflow[and-cuda]=={facts['tensorflow']}")
-        detail = names or "there is one, and TensorFlow does not see it"
+        detail = names or "the machine has a GPU, and TensorFlow does not see it"
         yield Check(name="gpu", ok=bool(names), detail=detail, remedy=remedy, needed=False)

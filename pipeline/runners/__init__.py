@@ -1,1 +1,1 @@
-"""Where a pipeline runs: in this process, under Airflow, on Kubeflow."""
+"""Runners of a pipeline: this process, Airflow and Kubeflow."""

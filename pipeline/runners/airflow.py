@@ -1,13 +1,12 @@
-"""Airflow: a DAG with one task a component, each of which runs as it does under `feedline run`.
+"""Airflow: compiles the pipeline to a DAG with a task for each component.
 
-TFX's own Airflow runner starts components through its older launcher. That one passes over the driver that looks at the
-images, so that changed ones are served from the cache, and a task that is repeated in a run fails on the artifact that
-it registered before. Here a task runs its one node of the compiled pipeline through the launcher of the local runner:
-same cache, same resolvers, and a retry takes up the execution that failed.
+The Airflow runner of TFX starts components with an older launcher. It does not call the driver that detects changed
+images, and a repeated task of a run fails on the artifact that it registered before. Therefore, a task runs its node of
+the compiled pipeline with the launcher of the local runner: with the same cache and resolvers, and with retries.
 
-Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
-holds the names of the tasks and the code that starts a step elsewhere, `airflow_dag_template`, which imports Airflow.
-Where Airflow looks for DAGs is read as Airflow reads it, but without importing it, which takes seconds and writes.
+Airflow and Feedline need separate environments, because their packages conflict. The DAG file holds the names of the
+tasks, and the code of `airflow_dag_template`, which imports Airflow and starts steps in the environment of Feedline.
+The DAGs folder is found without importing Airflow, which takes seconds and writes files.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ from pipeline.runners import airflow_tasks, local
 
 
 def dags_folder() -> str:
-    """Returns the folder of DAGs of the Airflow of this user, which need not exist."""
+    """Returns the DAGs folder of the Airflow of this user, which may not exist."""
     home = os.path.expanduser(os.environ.get("AIRFLOW_HOME", "~/airflow"))
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):  # it is Airflow that complains of those
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):  # Airflow reports these errors
         parser.read(os.environ.get("AIRFLOW_CONFIG", os.path.join(home, "airflow.cfg")), encoding="utf-8")
-    named = os.environ.get("AIRFLOW__CORE__DAGS_FOLDER") or parser.get("core", "dags_folder", fallback="")
-    found = os.path.expandvars(os.path.expanduser(named)) if named else os.path.join(home, "dags")
-    return os.path.abspath(found)
+    setting = os.environ.get("AIRFLOW__CORE__DAGS_FOLDER") or parser.get("core", "dags_folder", fallback="")
+    folder = os.path.expandvars(os.path.expanduser(setting)) if setting else os.path.join(home, "dags")
+    return os.path.abspath(folder)
 
 
 def dags_folder_hint(out: str, name: str) -> str:
-    """Returns what to do with a DAG file: only to start it where Airflow finds it already.
+    """Returns the next step for a DAG file: moving it into the DAGs folder, if it is not there, and a test run.
 
     Args:
-      out: the file.
-      name: of the DAG.
+      out: path of the file.
+      name: name of the DAG.
     """
     folder, start = dags_folder(), f"airflow dags test {name}"
     real = os.path.realpath(folder)
-    if os.path.commonpath([real, os.path.realpath(out)]) == real:  # folders in it are looked through too
+    if os.path.commonpath([real, os.path.realpath(out)]) == real:  # Airflow also reads its subdirectories
         return f"it is in Airflow's DAGs folder, so try it: {start}"
     where = f" {folder}" if os.path.isdir(folder) else ""
     return f"put it into Airflow's DAGs folder{where}, then: {start}"
@@ -70,8 +69,8 @@ _DAG_ID = re.compile(r"[A-Za-z0-9_.-]{1,250}")
 _FILE = '''\
 """The Airflow DAG of the Feedline pipeline {name}.
 
-Written by `feedline compile --target airflow`, which writes it anew; change the settings there.
-It needs Airflow 2.11 or 3, and nothing of Feedline: the tasks start {python} {where}.
+Written by `feedline compile --target airflow`; change the settings of the pipeline and compile it again.
+It needs Airflow 2.11 or 3, and no packages of Feedline: the tasks start {python} {where}.
 """
 
 {code}
@@ -94,16 +93,16 @@ FEEDLINE = make_dag(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class AirflowOptions(Options):
-    """What only Airflow has to know: the mapping `airflow` of the settings.
+    """Settings of Airflow: the section `airflow`.
 
     Attributes:
-      schedule: when to run: five cron fields or a preset such as `@daily`; empty for only when somebody triggers it.
-      retries: further attempts of a task that failed or was killed, 0 or more.
-      retry_delay_s: seconds before a further attempt, 0 or more.
-      environment: directory of the Python environment that holds Feedline, the same on every worker of Airflow; empty
-        is the one that compiles.
+      schedule: five cron fields or a preset such as `@daily`; empty for runs that are only triggered manually.
+      retries: number of retries of a task that failed or was killed, 0 or more.
+      retry_delay_s: seconds before a retry, 0 or more.
+      environment: directory of the Python environment with Feedline, the same on every worker of Airflow; empty is the
+        environment that compiles.
       image: container image with Feedline and its extra `tfx`; every task is then a pod of Kubernetes.
-      pod_template: YAML file of that pod, with the volumes of images and root; it becomes part of the DAG file.
+      pod_template: YAML file of the pod, with the volumes of images and root; it becomes part of the DAG file.
     """
 
     schedule: str = ""
@@ -129,18 +128,20 @@ class AirflowOptions(Options):
                 "neither: the pods share images and root through a volume of the template"
             )
         if self.image and self.environment:
-            raise OptionError(f"airflow.environment is {self.environment!r}; leave it out, the image is one itself")
+            raise OptionError(
+                f"airflow.environment is {self.environment!r}; leave it out, because the image has its own environment"
+            )
 
 
-def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the name the command calls on every target
+def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - common name of all targets
     """Checks the settings as a run would, and writes the DAG file.
 
     Args:
-      settings: nested, of a `pipeline.yaml`; `airflow` holds the fields of `AirflowOptions`.
-      out: Python file to write, in the DAGs folder of Airflow or on its way there.
+      settings: nested settings of a `pipeline.yaml`; `airflow` holds the fields of `AirflowOptions`.
+      out: Python file to write, in the DAGs folder of Airflow or to be moved there.
 
     Returns:
-      one line: what to do next.
+      a line with the next step.
 
     Raises:
       UsageError: a setting or the source cannot be used, or the file cannot be written.
@@ -148,25 +149,25 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     options = from_mapping(AirflowOptions, settings.get(OPTIONS_KEY, {}), OPTIONS_KEY)
     values = {key: value for key, value in settings.items() if key not in configuration.TARGET_SECTIONS}
     config = configuration.build(values)
-    _check_names(config, out)
+    _check_settings(config, out)
     disk.check_file("--out", out)
-    python, pod = _python(options), _pod(options)
+    python, pod = _interpreter(options), _pod_arguments(options)
     hints = [dags_folder_hint(out, config.name)]
     if "engine" in settings:
         hints.append("engine is left out: Beam runs in the tasks")
-    if config.schema and not config.schema_is_reviewed:  # a file that comes between two runs would change the tasks
-        hints.append(f"schema {config.schema} is not there: the DAG infers one, review it and compile again")
+    if config.schema and not config.schema_is_reviewed:  # a file that is written later would change the tasks
+        hints.append(f"schema {config.schema} does not exist: the DAG infers one, review it and compile again")
         values.pop("schema")
         config = dataclasses.replace(config, schema="")
     local.check_training(config, local.preflight(config))
     text = _FILE.format(
         name=config.name,
-        code=_code(),
+        code=_template_code(),
         python=python,
         where=f"in the image {options.image}" if pod else "on the workers",
-        pod=_literal(pod) if pod else None,
-        settings=_literal(_resolved(values, config)),
-        steps=_literal(_steps(config)),
+        pod=_format_mapping(pod) if pod else None,
+        settings=_format_mapping(_resolve_settings(values, config)),
+        steps=_format_mapping(_steps(config)),
         schedule=options.schedule or None,
         retries=options.retries,
         retry_delay_s=options.retry_delay_s,
@@ -175,21 +176,21 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     return "; ".join(hints)
 
 
-def _python(options: AirflowOptions) -> str:
-    """Returns the interpreter that the tasks start."""
+def _interpreter(options: AirflowOptions) -> str:
+    """Returns the Python interpreter of the tasks."""
     if options.image:
         return "python"
     environment = os.path.abspath(options.environment or sys.prefix)
     if options.environment and not os.access(os.path.join(environment, "bin", "feedline"), os.X_OK):
         raise OptionError(
             f"airflow.environment is {options.environment!r}, which has no bin/feedline; name the directory of the "
-            "environment that Feedline is installed in, or leave it out for the one that compiles"
+            "environment in which Feedline is installed, or leave it out for the one that compiles"
         )
     return os.path.join(environment, "bin", "python3")
 
 
-def _pod(options: AirflowOptions) -> dict[str, Any]:
-    """Returns the image and the template of the pods; empty when there are none."""
+def _pod_arguments(options: AirflowOptions) -> dict[str, Any]:
+    """Returns the image and the template of the pods; empty without an image."""
     if not options.image:
         return {}
     path = options.pod_template
@@ -203,51 +204,51 @@ def _pod(options: AirflowOptions) -> dict[str, Any]:
     return {"image": options.image, "pod_template_dict": template}
 
 
-def _code() -> str:
-    """Returns what the DAG file has of `airflow_dag_template`: all but its docstring."""
+def _template_code() -> str:
+    """Returns the code of `airflow_dag_template` without its docstring."""
     source = Path(__file__).with_name("airflow_dag_template.py").read_text(encoding="utf-8")
     docstring = ast.parse(source).body[0]
     return "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
 
 
-def _check_names(config: PipelineConfig, out: str) -> None:
+def _check_settings(config: PipelineConfig, out: str) -> None:
     if not out.endswith(".py"):
         raise OptionError(f"--out is {out!r}; Airflow reads DAGs from files that end in .py")
     if not _DAG_ID.fullmatch(config.name):
         raise OptionError(
-            f"name is {config.name!r}; it becomes the name of the DAG, of letters, digits, '_', '-' and '.' only"
+            f"name is {config.name!r}; as the name of a DAG it must have only letters, digits, '_', '-' and '.'"
         )
     if is_remote(config.root):
         raise OptionError(
-            f"root is {config.root!r}; the tasks share a SQLite file in it, name a directory that every worker has"
+            f"root is {config.root!r}; the tasks share a SQLite file in it; name a directory that every worker has"
         )
 
 
 def _steps(config: PipelineConfig) -> dict[str, list[str]]:
-    """Returns component -> those that it waits for."""
-    # Building a pipeline makes its root, which is for the machine that runs it.
+    """Returns component -> components that it waits for."""
+    # Building a pipeline creates its root, which must not happen on this machine.
     with tempfile.TemporaryDirectory() as root:
-        return airflow_tasks.steps_of(airflow_tasks.pipeline_of(dataclasses.replace(config, root=root)))
+        return airflow_tasks.list_steps(airflow_tasks.load_pipeline(dataclasses.replace(config, root=root)))
 
 
-def _resolved(settings: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
-    """Returns the settings with the name and absolute paths, because tasks run in a directory of Airflow's."""
-    found = {**settings, "name": config.name, "root": config.root}
+def _resolve_settings(settings: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
+    """Returns the settings with the name and absolute paths, because tasks run in another directory."""
+    resolved = {**settings, "name": config.name, "root": config.root}
     if config.ingest:
-        found["ingest"] = {**settings["ingest"], "source": config.ingest.source}
+        resolved["ingest"] = {**settings["ingest"], "source": config.ingest.source}
     if config.dataset:
-        found["dataset"] = config.dataset
+        resolved["dataset"] = config.dataset
     if config.schema:
-        found["schema"] = config.schema
+        resolved["schema"] = config.schema
     if os.path.isfile(config.train.weights):
-        found["train"] = {**settings["train"], "weights": os.path.abspath(config.train.weights)}
+        resolved["train"] = {**settings["train"], "weights": os.path.abspath(config.train.weights)}
     if config.input.cache_dir and not is_remote(config.input.cache_dir):
-        found["input"] = {**settings["input"], "cache_dir": os.path.abspath(config.input.cache_dir)}
-    return found
+        resolved["input"] = {**settings["input"], "cache_dir": os.path.abspath(config.input.cache_dir)}
+    return resolved
 
 
-def _literal(values: Mapping[str, Any]) -> str:
-    """Returns a mapping as Python text, a line an entry where they fit."""
+def _format_mapping(values: Mapping[str, Any]) -> str:
+    """Returns a mapping as Python code, with a line for each entry that fits."""
     entries = ((key, pprint.pformat(value, width=100, sort_dicts=False)) for key, value in values.items())
     lines = [f"    {key!r}: {text}," for key, text in entries]
     return "\n".join(["{", *(line.replace("\n", "\n    ") for line in lines), "}"])

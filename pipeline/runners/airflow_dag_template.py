@@ -1,6 +1,6 @@
-"""The code of the DAG file: `feedline compile` copies what follows into it, and Feedline itself never imports it.
+"""The code of the DAG file, into which `feedline compile` copies it; Feedline never imports this module.
 
-It runs where Airflow is: on Airflow 2.11 and 3, on every Python that these support, without Feedline and its packages.
+It runs on Airflow 2.11 and 3, on all their versions of Python, without Feedline and its packages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ except ImportError:  # Airflow 2
     from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
     from airflow.models import BaseOperator
 
-FINISH = "Finish"  # the task after the components: summary, report and whether the model was pushed
+FINISH = "Finish"  # the task after the components: summary, report and check of the push
 GRACE_S = 30.0  # between SIGTERM and SIGKILL
-# Isolated: without the PYTHONPATH of Airflow, and without modules of the working directory.
+# Isolated mode: without the PYTHONPATH of Airflow and without modules of the working directory.
 STEP = ("-I", "-c", "from pipeline.runners.airflow_tasks import main; main()")
 
 
 class FeedlineOperator(BaseOperator):
-    """Runs one step in the environment of Feedline, in a process group of its own, and logs its output."""
+    """Runs a step in the environment of Feedline, in a new process group, and logs its output."""
 
     process: subprocess.Popen[str] | None = None
 
@@ -37,8 +37,8 @@ class FeedlineOperator(BaseOperator):
         self.python, self.request = python, request
 
     def execute(self, context: Any) -> None:
-        """Runs the step; what failed a check of the data is not retried."""
-        process = subprocess.Popen(  # noqa: S603 - of the file of the DAG alone
+        """Runs the step; a failed check of the data is not retried."""
+        process = subprocess.Popen(  # noqa: S603 - the command comes from the DAG file
             [self.python, *STEP, context["run_id"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -49,7 +49,7 @@ class FeedlineOperator(BaseOperator):
         )
         self.process = process
         try:
-            with contextlib.suppress(BrokenPipeError):  # it ended already, and says why
+            with contextlib.suppress(BrokenPipeError):  # the step has already ended
                 print(self.request, file=process.stdin, flush=True)
             for line in process.stdout or ():
                 self.log.info("%s", line.rstrip("\n"))
@@ -58,34 +58,34 @@ class FeedlineOperator(BaseOperator):
             self.on_kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-            # The step is killed when its input ends, which happens too when this process is killed.
+            # The end of its input kills the step, also when this process is killed.
             process.communicate()
         if code:
             error = AirflowFailException if code == os.EX_DATAERR else AirflowException
-            raise error(f"{self.task_id} ended with exit code {code}; the log above says why")
+            raise error(f"{self.task_id} ended with exit code {code}; see the log above")
 
     def on_kill(self) -> None:
-        """Asks the step to end."""
+        """Sends SIGTERM to the step."""
         if self.process and self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
 
 def pod_task(python: str, request: str, pod: dict[str, Any], **arguments: Any) -> Any:
-    """Returns the task that runs one step in a pod; the provider of Kubernetes is imported only here."""
+    """Returns a task that runs a step in a pod; only this function imports the provider of Kubernetes."""
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
     class FeedlinePodOperator(KubernetesPodOperator):
         def execute(self, context: Any) -> Any:
             try:
                 return super().execute(context)
-            except AirflowSkipException as error:  # the exit code of what failed a check of the data
+            except AirflowSkipException as error:  # the exit code of a failed check of the data
                 raise AirflowFailException(str(error)) from None
 
-    # Arguments are templates: a brace of the settings is written so that none begins there.
-    plain = re.sub(r"(?<=\{)[{%#]", lambda found: f"\\x{ord(found[0]):02x}", request)
+    # Arguments are templates: escapes in the settings prevent that a template begins there.
+    escaped = re.sub(r"(?<=\{)[{%#]", lambda match: f"\\x{ord(match[0]):02x}", request)
     return FeedlinePodOperator(
-        cmds=[python, *STEP], arguments=["{{ run_id }}", plain], skip_on_exit_code=os.EX_DATAERR, **pod, **arguments
+        cmds=[python, *STEP], arguments=["{{ run_id }}", escaped], skip_on_exit_code=os.EX_DATAERR, **pod, **arguments
     )
 
 
@@ -99,23 +99,23 @@ def make_dag(
     retries: int = 2,
     retry_delay_s: float = 60.0,
 ) -> DAG:
-    """Builds the DAG: a task a component, and one after the last.
+    """Builds the DAG: a task for each component, and a last task.
 
     Args:
-      settings: of the pipeline, with absolute paths.
-      steps: component -> those that it waits for.
-      python: interpreter of the environment that holds Feedline, or of the image.
-      pod: image and template of the pods; without, tasks run on the worker of Airflow.
-      schedule: when to run, anything that Airflow takes; None for only when triggered.
-      retries: further attempts of a task.
-      retry_delay_s: seconds before a further attempt.
+      settings: settings of the pipeline, with absolute paths.
+      steps: component -> components that it waits for.
+      python: interpreter of the environment with Feedline, or of the image.
+      pod: image and template of the pods; None runs the tasks on the worker of Airflow.
+      schedule: any schedule of Airflow; None for runs that are only triggered manually.
+      retries: number of retries of a task.
+      retry_delay_s: seconds before a retry.
     """
     dag = DAG(
         dag_id=settings["name"],
         schedule=schedule,
         start_date=datetime(2024, 1, 1, tzinfo=timezone.utc),
         catchup=False,
-        # The components share one SQLite file of ML Metadata, and each takes the whole machine anyway.
+        # The components share a SQLite file of ML Metadata, and each uses all cores.
         max_active_runs=1,
         max_active_tasks=1,
         default_args={"retries": retries, "retry_delay": timedelta(seconds=retry_delay_s)},
@@ -127,9 +127,9 @@ def make_dag(
         return pod_task(pod=pod, **common) if pod else FeedlineOperator(**common)
 
     tasks = {name: task(name) for name in (*steps, FINISH)}
-    waited_for = {before for upstream in steps.values() for before in upstream}
+    not_last = {name for upstream in steps.values() for name in upstream}
     for name, upstream in steps.items():
-        tasks[name].set_upstream([tasks[before] for before in upstream])
-        if name not in waited_for:
+        tasks[name].set_upstream([tasks[item] for item in upstream])
+        if name not in not_last:
             tasks[name].set_downstream(tasks[FINISH])
     return dag

@@ -1,4 +1,4 @@
-"""What the tasks of an Airflow DAG do: one component each, and the summary and report after the last."""
+"""The tasks of an Airflow DAG: one for each component, and a last one for the summary and the report."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 Steps = Mapping[str, list[str]]
 
-_FINAL = (EmptySplit, GateFailed, TooManyRejects)  # what the data failed once, it fails again
+_FINAL = (EmptySplit, GateFailed, TooManyRejects)  # failed checks of the data, for which a retry is useless
 _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Runs the step that a task of the DAG file asks for, and ends with the exit code of `feedline`.
+    """Runs the step of a task of the DAG file, and ends with the exit code of `feedline`.
 
-    The first argument is the id of the run of the DAG. Settings, steps and the name of the step are a Python literal:
-    the second argument, or the first line of the input, with whose end this process ends too. The exit code is
-    `os.EX_DATAERR` where the data failed a check, which Airflow is not to try again.
+    The first argument is the id of the DAG run. Settings, steps and the name of the step are a Python literal: the
+    second argument, or the first line of standard input. In the second case, this process is killed at the end of the
+    input. The exit code is `os.EX_DATAERR` when the data failed a check, which Airflow must not retry.
     """
     signals.install()
-    run_id, *given = sys.argv[1:]
-    settings, steps, step = ast.literal_eval(given[0] if given else sys.stdin.readline())
-    if not given:
+    run_id, *request = sys.argv[1:]
+    settings, steps, step = ast.literal_eval(request[0] if request else sys.stdin.readline())
+    if not request:
         threading.Thread(target=_end_with_input, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     code = 0
@@ -57,99 +57,101 @@ def main() -> None:
     signals.end(code)
 
 
-def pipeline_of(config: PipelineConfig) -> tfx.dsl.Pipeline:
-    """Returns the pipeline; the first call of a process loads TFX, which takes seconds."""
+def load_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
+    """Returns the pipeline; the first call in a process loads TFX, which takes seconds."""
     from pipeline.pipeline import create_pipeline
 
     return create_pipeline(config)
 
 
-def steps_of(pipeline: tfx.dsl.Pipeline) -> dict[str, list[str]]:
-    """Returns component -> those that it waits for, in an order in which they can run."""
-    return {node.id: sorted(before.id for before in node.upstream_nodes) for node in pipeline.components}
+def list_steps(pipeline: tfx.dsl.Pipeline) -> dict[str, list[str]]:
+    """Returns component -> components that it waits for, in execution order."""
+    return {node.id: sorted(upstream.id for upstream in node.upstream_nodes) for node in pipeline.components}
 
 
 def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) -> None:
-    """Runs one component in one run of the DAG.
+    """Runs one component in a DAG run.
 
-    A component that succeeded in this run before keeps what it made: a second output would break those after it.
+    A component that already succeeded in this run is not repeated: a second output would break later components.
 
     Args:
-      settings: of the pipeline, with absolute paths.
-      steps: component -> those that it waits for, as the DAG knows them.
-      step: the component.
-      run_id: of the run of the DAG.
+      settings: settings of the pipeline, with absolute paths.
+      steps: component -> components that it waits for, from the DAG file.
+      step: id of the component.
+      run_id: id of the DAG run.
 
     Raises:
-      FeedlineError: it failed.
+      FeedlineError: the component failed.
     """
-    config = _configured(settings)
-    pipeline = pipeline_of(config)
-    if steps_of(pipeline) != steps:
+    config = _build_config(settings)
+    pipeline = load_pipeline(config)
+    if list_steps(pipeline) != steps:
         raise OptionError(
-            "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
+            "the code or the files of the pipeline changed after its DAG file was written; compile it again"
         )
     os.makedirs(config.root, exist_ok=True)
-    with root.alone(config):
+    with root.exclusive_run(config):
         run = _run_name(config, run_id)
         if _succeeded(config, run, step):
-            _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
+            _log.info("%s already succeeded in this run and is not repeated; trigger a new run to repeat it", step)
             return
         _launch(config, pipeline, run, step)
         if not _succeeded(config, run, step):  # TFX only logs that an input is missing
-            raise FeedlineError(f"{step} came to no result; the log above says why")
+            raise FeedlineError(f"{step} has no result; see the log above")
 
 
 def finish(settings: Mapping[str, Any], run_id: str) -> None:
-    """Writes the report of a run of the DAG and logs its summary.
+    """Writes the report of a DAG run and logs its summary.
 
     Args:
-      settings: of the pipeline, with absolute paths.
-      run_id: of the run of the DAG.
+      settings: settings of the pipeline, with absolute paths.
+      run_id: id of the DAG run.
 
     Raises:
       GateFailed: the model was not good enough to be pushed.
     """
-    config = _configured(settings)
+    config = _build_config(settings)
     from pipeline.runs.history import open_store
     from pipeline.runs.summary import check_pushed, text
 
-    with root.alone(config):
+    with root.exclusive_run(config):
         store = open_store(config.metadata_path)
         if not _is_newest(store, config, _run_name(config, run_id)):
-            _log.info("a newer run has come since; the report in %s is about that one", config.root)
+            _log.info("there is a newer run; the report in %s is about that run", config.root)
             return
-        images = root.images_dir(_pinned(config, store))
+        images = root.images_dir(_pin_span(config, store))
         summary = root.conclude(config, images, _log.info)
-    _log.info("what came of the run:\n%s", text(summary))
+    _log.info("summary of the run:\n%s", text(summary))
     check_pushed(summary)
 
 
 def _end_with_input() -> None:
-    """Kills this process and those that it started when the task is gone, which holds the other end of the input."""
-    # Not through `sys.stdin`, whose lock this thread would hold at the end of the interpreter.
+    """Kills this process and its children when the task, which holds the other end of the input, has ended."""
+    # Reading from `sys.stdin` would hold its lock during the shutdown of the interpreter.
     while os.read(0, 4096):
         pass
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def _configured(settings: Mapping[str, Any]) -> PipelineConfig:
-    """Returns the configuration, in a process that is ready for TensorFlow as that of a command is."""
+def _build_config(settings: Mapping[str, Any]) -> PipelineConfig:
+    """Returns the configuration, and sets up TensorFlow as a command does."""
     stack.quieten_tensorflow()
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return configuration.build(settings)
 
 
 def _run_name(config: PipelineConfig, run_id: str) -> str:
-    # Pipelines of one root have runs of equal ids when they have equal schedules.
+    # Pipelines with the same root and schedule have equal run ids.
     return f"{config.name}.{run_id}"
 
 
 def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: str) -> None:
-    """Runs one node of the compiled pipeline and leaves out the others."""
+    """Runs one node of the compiled pipeline."""
     from tfx.dsl.compiler import compiler, constants
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
     from tfx.orchestration.portable import runtime_parameter_utils
+
+    from pipeline.runs.history import open_store
 
     compiled = compiler.Compiler().compile(pipeline)
     runtime_parameter_utils.substitute_runtime_parameter(compiled, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: run})
@@ -159,15 +161,9 @@ def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: 
     try:
         LocalDagRunner().run_with_ir(compiled)
     except GateFailed as stopped:
-        _keep(config, stopped)
+        images = root.images_dir(_pin_span(config, open_store(config.metadata_path)))
+        root.save_partial_report(config, images, stopped, _log.info)
         raise
-
-
-def _keep(config: PipelineConfig, stopped: GateFailed) -> None:
-    from pipeline.runs.history import open_store
-
-    images = root.images_dir(_pinned(config, open_store(config.metadata_path)))
-    root.keep_what_there_is(config, images, stopped, _log.info)
 
 
 def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:
@@ -178,16 +174,16 @@ def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:
     if not os.path.isfile(config.metadata_path):
         return False
     store = open_store(config.metadata_path)
-    named = (("pipeline_run", run), ("node", f"{config.name}.{step}"))
-    contexts = [store.get_context_by_type_and_name(kind, name) for kind, name in named]
+    names = (("pipeline_run", run), ("node", f"{config.name}.{step}"))
+    contexts = [store.get_context_by_type_and_name(kind, name) for kind, name in names]
     if None in contexts:
         return False
-    of_run, of_node = (store.get_executions_by_context(context.id) for context in contexts)
-    numbers = {execution.id for execution in of_node}
+    run_executions, node_executions = (store.get_executions_by_context(context.id) for context in contexts)
+    node_ids = {execution.id for execution in node_executions}
     states = metadata_store_pb2.Execution
     return any(
-        execution.id in numbers and execution.last_known_state in (states.COMPLETE, states.CACHED)
-        for execution in of_run
+        execution.id in node_ids and execution.last_known_state in (states.COMPLETE, states.CACHED)
+        for execution in run_executions
     )
 
 
@@ -199,8 +195,8 @@ def _is_newest(store: MetadataStore, config: PipelineConfig, run: str) -> bool:
     return any(context.type == "pipeline_run" and context.name == run for context in contexts)
 
 
-def _pinned(config: PipelineConfig, store: MetadataStore) -> PipelineConfig:
-    """Returns the configuration with the span that the dataset was made of; a newer one may have come since."""
+def _pin_span(config: PipelineConfig, store: MetadataStore) -> PipelineConfig:
+    """Returns the configuration with the span of the dataset of the run; there may be a newer span."""
     from pipeline.runs.history import newest_run
 
     if not spans.has_span(config.pattern):

@@ -1,10 +1,9 @@
-"""Kubeflow Pipelines and Vertex AI Pipelines: the whole pipeline as one file, in the format that both of them run.
+"""Kubeflow Pipelines and Vertex AI Pipelines: compiles the pipeline to a file that both can run.
 
-TFX compiles the pipeline, with three differences. Nodes that ask ML Metadata what came before are left out, because
-Kubeflow has none for them: what a run is compared with is named in the settings. Types of our own get a name that is
-legal there, and containers start through `pipeline.runners.kubeflow_container`, which knows them. And ImageExampleGen
-is never served from the cache: our driver, which looks at the images before the cache is asked, does not run there, so
-that changed images would go unnoticed.
+TFX compiles the pipeline, with three differences. Resolvers are left out, because Kubeflow has no ML Metadata for them:
+the settings name the baselines. Our artifact types get names that are valid in Kubeflow, and containers start through
+`pipeline.runners.kubeflow_container`, which maps them to classes. ImageExampleGen is never cached, because its driver,
+which detects changed images, does not run there.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ _TRAINER = "Trainer"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KubeflowOptions(Options):
-    """What only Kubeflow has to know: the mapping `kubeflow` of the settings.
+    """Settings of Kubeflow: the section `kubeflow`.
 
     Attributes:
       image: container image that every component runs in, with Feedline and its extras `tfx`, `kubeflow` and `gcp`.
-      pipeline_root: where artifacts go, `gs://BUCKET/DIR`; empty is `artifacts` in the root.
-      display_name: of the runs; empty is the name of the pipeline.
-      baseline_dataset: published dataset that the gate measures drift from; empty measures none.
-      baseline_model: directory of the `model` of an earlier run, which holds `Format-Serving`; the evaluation compares
-        with it. Empty compares with none.
-      cpus: most CPU cores of a container; 0 leaves it to the cluster.
-      memory_gb: most memory of a container in GB; 0 leaves it to the cluster.
-      gpus: accelerators of the Trainer, 0 or more.
-      gpu_type: their type, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
+      pipeline_root: directory of the artifacts, `gs://BUCKET/DIR`; empty is `artifacts` in the root.
+      display_name: display name of the runs; empty is the name of the pipeline.
+      baseline_dataset: published dataset for the drift checks of the gate; empty for none.
+      baseline_model: directory of the `model` of an earlier run, with `Format-Serving`, to compare with in the
+        evaluation; empty for none.
+      cpus: maximum number of CPU cores of a container; 0 is the default of the cluster.
+      memory_gb: maximum memory of a container in GB; 0 is the default of the cluster.
+      gpus: number of accelerators of the Trainer, 0 or more.
+      gpu_type: type of the accelerators, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     image: str
@@ -79,16 +78,16 @@ class KubeflowOptions(Options):
             )
 
 
-def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the name the command calls on every target
-    """Writes the pipeline as a file; asks nothing over the network, unless a remote dataset is adopted.
+def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - common name of all targets
+    """Writes the pipeline as a file, without network access except to a remote adopted dataset.
 
     Args:
-      settings: nested, of a `pipeline.yaml`; `kubeflow` holds the fields of `KubeflowOptions`.
-      out: file to write: `.yaml` holds a PipelineSpec, for Kubeflow and Vertex AI; `.json` a PipelineJob, which only
-        Vertex AI takes.
+      settings: nested settings of a `pipeline.yaml`; `kubeflow` holds the fields of `KubeflowOptions`.
+      out: file to write: `.yaml` for a PipelineSpec, for Kubeflow and Vertex AI; `.json` for a PipelineJob, only for
+        Vertex AI.
 
     Returns:
-      one line: what to do next.
+      a line with the next step.
 
     Raises:
       UsageError: a setting cannot be used, or the file cannot be written.
@@ -97,21 +96,19 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
     config = configuration.build(values)
     if not out.endswith((*_YAML, _JSON)):
-        raise OptionError(
-            f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, for Vertex AI alone"
-        )
+        raise OptionError(f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, only for Vertex AI")
     disk.check_file("--out", out)
     root = options.pipeline_root or config.artifacts_dir
     _check_placeholders(config, options)
-    _check(config, options, root)
+    _check_settings(config, options, root)
     job = _job(config, options, root)
     content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump(job["pipelineSpec"])
     disk.write_file("--out", out, content.encode())
-    return f"{_start(options.display_name or config.name, out)}{''.join(_notes(config))}"
+    return f"{_run_hint(options.display_name or config.name, out)}{''.join(_notes(config))}"
 
 
-def _start(name: str, out: str) -> str:
-    """Returns the lines of Python that run a file."""
+def _run_hint(name: str, out: str) -> str:
+    """Returns a hint how to run a file."""
     vertex = f'aiplatform.PipelineJob(display_name="{name}", template_path="{out}").submit()'
     if out.endswith(_JSON):
         return f"run it on Vertex AI: {vertex}"
@@ -121,7 +118,7 @@ def _start(name: str, out: str) -> str:
 
 def _notes(config: PipelineConfig) -> Iterator[str]:
     if config.schema and not config.schema_is_reviewed:
-        yield f"; schema {config.schema} is not there: the run infers one, review it and compile again"
+        yield f"; schema {config.schema} does not exist: the run infers one, review it and compile again"
     if not storage.is_remote(config.root):
         yield f"; models are pushed to {config.serving_dir}, which must be a volume of the containers"
 
@@ -134,17 +131,17 @@ def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> Non
         "kubeflow.baseline_dataset": options.baseline_dataset,
         "kubeflow.baseline_model": options.baseline_model,
     }
-    words = {name: (value, configuration.placeholder_in_path(value)) for name, value in paths.items()}
-    words["kubeflow.image"] = options.image, configuration.placeholder_in_image(options.image)
-    for name, (value, word) in words.items():
-        if word:
-            raise OptionError(f"{name} is {value!r}; write the name of yours in the place of {word}")
+    placeholders = {name: (value, configuration.placeholder_in_path(value)) for name, value in paths.items()}
+    placeholders["kubeflow.image"] = options.image, configuration.placeholder_in_image(options.image)
+    for name, (value, placeholder) in placeholders.items():
+        if placeholder:
+            raise OptionError(f"{name} is {value!r}; replace {placeholder} by your name")
 
 
-def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
+def _check_settings(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
     if not _NAME.fullmatch(config.name):
         raise OptionError(
-            f"name is {config.name!r}; on Kubeflow it is made of a-z, 0-9 and -, up to 128 of them, - not in front"
+            f"name is {config.name!r}; on Kubeflow it must have 1 to 128 characters a-z, 0-9 and -, the first not -"
         )
     if not root.startswith(_STORE):
         name = "kubeflow.pipeline_root" if options.pipeline_root else "root"
@@ -158,15 +155,15 @@ def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
         )
     drift = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
     limits, default = config.gate, GateLimits()
-    set_ = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")
-    if set_ and not options.baseline_dataset:
+    limit = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")
+    if limit and not options.baseline_dataset:
         raise OptionError(
-            f"gate.{set_} is {getattr(limits, set_)!r}, and on Kubeflow no dataset before is looked up; name it as "
-            f"kubeflow.baseline_dataset, or leave out gate.{set_}"
+            f"gate.{limit} is {getattr(limits, limit)!r}, and Kubeflow looks up no earlier dataset; name one as "
+            f"kubeflow.baseline_dataset, or leave out gate.{limit}"
         )
     if config.evaluate.max_drop is not None and not options.baseline_model:
         raise OptionError(
-            f"evaluate.max_drop is {config.evaluate.max_drop}, and on Kubeflow no blessed model is looked up; name it "
+            f"evaluate.max_drop is {config.evaluate.max_drop}, and Kubeflow looks up no blessed model; name one "
             "as kubeflow.baseline_model, or leave out evaluate.max_drop"
         )
 
@@ -174,7 +171,7 @@ def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
 def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[str, Any]:
     """Returns a PipelineJob as JSON values."""
     try:
-        import kfp  # noqa: F401 - seconds sooner than TFX would find out
+        import kfp  # noqa: F401 - fails faster than the import of TFX
         from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner
     except ImportError as error:
         remedy = stack.pip_install(".[tfx,kubeflow]")
@@ -184,7 +181,7 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
     pipeline = create_pipeline(config, Baselines(dataset=options.baseline_dataset, model=options.baseline_model))
     _name_types(pipeline)
     _limit_resources(pipeline, options)
-    # Version 2.1 of the format is the one that Kubeflow Pipelines takes; its 2.0 is for Vertex AI alone.
+    # Kubeflow Pipelines reads version 2.1 of the format; version 2.0 is only for Vertex AI.
     settings = kubeflow_v2_dag_runner.KubeflowV2DagRunnerConfig(
         display_name=options.display_name or config.name,
         default_image=options.image,

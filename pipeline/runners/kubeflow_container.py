@@ -1,7 +1,7 @@
-"""What a container of Kubeflow runs: TFX's own entry point, with the types of its inputs filled in.
+"""Entry point of the containers of Kubeflow: that of TFX, after adding the missing types of the inputs.
 
-TFX finds the class of an artifact by the type that comes with it. Vertex AI sends one; Kubeflow Pipelines leaves it out
-of every input, and there TFX alone ends with an error. The component says what it takes, so its type is filled in.
+TFX finds the class of an artifact by its type. Vertex AI sends the types; Kubeflow Pipelines omits them, which is an
+error in TFX. The types are filled in from the declaration of the component.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from beam_jobs.errors import FeedlineError
 
-# Not `-m`, which would look for modules in the working directory of the image first.
+# `-m` would search modules in the working directory of the image first.
 COMMAND = (
     "python",
     "-c",
     "import sys; sys.path.remove(''); from pipeline.runners.kubeflow_container import main; main()",
 )
-# Kubeflow allows one dot in the name of a type, so that it cannot be the path of the class.
+# Kubeflow allows a single dot in the name of a type, which therefore cannot be the path of the class.
 TYPES: Mapping[str, str] = {
     "feedline.DatasetVerdict": "components.artifacts.DatasetVerdict",
     "feedline.HtmlReport": "components.artifacts.HtmlReport",
@@ -31,11 +31,11 @@ _INVOCATION, _SPEC = "--json_serialized_invocation_args", "--json_serialized_inp
 
 
 def main() -> None:
-    """Runs one component, as the arguments of this process say. The exit code of an error is that of `feedline`."""
+    """Runs the component in the arguments of this process. Exit codes of errors are those of `feedline`."""
     from tfx.orchestration.kubeflow.v2 import compiler_utils
 
     compiler_utils.TITLE_TO_CLASS_PATH.update(TYPES)
-    sys.argv = with_types(sys.argv)
+    sys.argv = add_types(sys.argv)
     try:
         runpy.run_module(_ENTRY_POINT, run_name="__main__", alter_sys=True)
     except FeedlineError as error:
@@ -43,22 +43,22 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def with_types(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments of a container with the type of every input as its component declares it.
+def add_types(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a container, with the types of the inputs from the declaration of the component.
 
     Args:
-      arguments: with the ExecutorInput and the declared inputs, both JSON, behind the flags of TFX.
+      arguments: arguments with the flags of TFX for the ExecutorInput and the declared inputs, both JSON.
 
     Raises:
       ValueError: one of the two flags is missing.
     """
-    place = list(arguments).index(_INVOCATION) + 1
-    given: dict[str, Any] = json.loads(arguments[place])
+    index = list(arguments).index(_INVOCATION) + 1
+    executor_input: dict[str, Any] = json.loads(arguments[index])
     declared = json.loads(arguments[list(arguments).index(_SPEC) + 1]).get("artifacts", {})
-    for name, listed in given.get("inputs", {}).get("artifacts", {}).items():
-        for artifact in listed["artifacts"]:
+    for name, artifacts in executor_input.get("inputs", {}).get("artifacts", {}).items():
+        for artifact in artifacts["artifacts"]:
             artifact["type"] = declared[name]["artifactType"]
-    return [*arguments[:place], json.dumps(given), *arguments[place + 1 :]]
+    return [*arguments[:index], json.dumps(executor_input), *arguments[index + 1 :]]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the pipeline in this process, with Beam in process too."""
+"""Runs the pipeline in this process, with Beam in the same process."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
 from pipeline.config import DataShape, PipelineConfig
 from pipeline.runs import signals
-from pipeline.runs.root import Say, alone, check_free, conclude, images_dir, keep_what_there_is
+from pipeline.runs.root import Say, check_free, conclude, exclusive_run, images_dir, save_partial_report
 
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
 
 LOG_NAME = "run.log"
-_BAD_RECORD = "Not a valid TFRecord"  # how Beam begins what it says of one
+_BAD_RECORD = "Not a valid TFRecord"  # start of the error message of Beam
 
 
 def preflight(config: PipelineConfig) -> DataShape:
-    """Checks what can be checked before anything is written or imported at length, and returns the shape of the data.
+    """Makes the checks that need no slow import and write nothing, and returns the shape of the data.
 
     Raises:
       UsageError: the source, the root or an option cannot be used.
     """
     if storage.is_remote(config.root):
         raise OptionError(f"root is {config.root!r}; the local runner needs a local directory")
-    data, found = config.data(), config.resolved_source()
-    options = config.ingest and dataclasses.replace(config.ingest, source=found)
+    data, resolved = config.data(), config.resolved_source()
+    options = config.ingest and dataclasses.replace(config.ingest, source=resolved)
     kind = open_source(options).label_kind if options else data.label_kind
     if kind != "single":
         raise OptionError(
-            f"the images have {LABEL_KINDS[kind]}; a model is trained on one label each, `ingest` takes all"
+            f"the images have {LABEL_KINDS[kind]}; a model needs one label per image, only `ingest` takes others"
         )
-    source, root = os.path.realpath(found), os.path.realpath(config.root)
+    source, root = os.path.realpath(resolved), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
-    if not os.path.isdir(there := disk.nearest_existing(root)):
-        raise OptionError(f"root {config.root}: {there} is a file; root must be a directory, new or of earlier runs")
+    if not os.path.isdir(nearest := disk.nearest_existing(root)):
+        raise OptionError(f"root {config.root}: {nearest} is a file; root must be a directory, new or of earlier runs")
     return data
 
 
 def check_training(config: PipelineConfig, data: DataShape) -> None:
-    """Checks input and model, for which TensorFlow is loaded.
+    """Checks the options of input and model, which loads TensorFlow.
 
     Raises:
       OptionError: an operation does not fit the stored pixels, or there is no such model.
@@ -65,23 +65,23 @@ def check_training(config: PipelineConfig, data: DataShape) -> None:
 
 
 def run(config: PipelineConfig, say: Say) -> RunSummary:
-    """Runs every component whose inputs changed and returns what came of it.
+    """Runs every component whose inputs changed, writes the report and returns the summary.
 
     Args:
-      config: of the pipeline.
-      say: takes one line of progress.
+      config: configuration of the pipeline.
+      say: function that prints a line of progress.
 
     Returns:
-      the summary. The report is in the root; an inferred schema too, or under the name that the configuration gives.
+      the summary. The report is in the root; an inferred schema is there, too, or in the file of the configuration.
 
     Raises:
-      UsageError: the request is wrong; nothing was written.
-      DataError: the images failed a check; what had passed before is kept and cached.
+      UsageError: the request is invalid; nothing was written.
+      DataError: the images failed a check; the outputs of earlier components stay cached.
     """
     data = preflight(config)
     if config.schema and not config.schema_is_reviewed:
-        say(f"schema {config.schema} is not there: it will be inferred and written, for you to review")
-    check_free(config.root)  # before what takes long
+        say(f"schema {config.schema} does not exist: it will be inferred and written, for your review")
+    check_free(config.root)  # before the slow imports
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
@@ -89,13 +89,13 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
 
     check_training(config, data)
     pipeline = create_pipeline(config)
-    images = images_dir(config)  # before the run: a newer span may have come when it ends
+    images = images_dir(config)  # before the run, in which a newer span may appear
     log = os.path.join(config.root, LOG_NAME)
-    with disk.explain_errors("running the pipeline", config.root), alone(config), _logging_to(log, say):
+    with disk.explain_errors("running the pipeline", config.root), exclusive_run(config), _logging_to(log, say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
-            keep_what_there_is(config, images, stopped, say)
+            save_partial_report(config, images, stopped, say)
             raise
         except ValueError as error:
             if not str(error).startswith(_BAD_RECORD):
@@ -109,11 +109,11 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name logging calls
-        """Drops what the disk does not take; a traceback for each line would hide the reason."""
+        """Drops lines that cannot be written; a traceback for each line would hide the reason."""
 
 
 class _Progress(logging.Handler):
-    """Makes lines of progress of what the runner logs, its only sign of life, and shows the warnings of the ingest."""
+    """Prints lines of progress from the log of the runner, and the warnings of the ingest."""
 
     def __init__(self, say: Say) -> None:
         super().__init__(logging.INFO)
@@ -137,27 +137,31 @@ class _Progress(logging.Handler):
 
 @contextmanager
 def _logging_to(path: str, say: Say) -> Iterator[None]:
-    """Sends every log line to a file and progress to `say`, and puts logging back as it was."""
+    """Sends every log line to a file and progress to `say` while the block runs."""
     from absl import logging as absl_logging
 
     root = logging.getLogger()
-    # These print on their own, or are silenced; without handlers they pass everything on to the root.
-    chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow"), logging.getLogger("apache_beam")]
-    before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *chatty]]
+    # These loggers have handlers or are silenced; without handlers they pass all lines to the root logger.
+    library_loggers = [
+        absl_logging.get_absl_logger(),
+        logging.getLogger("tensorflow"),
+        logging.getLogger("apache_beam"),
+    ]
+    states = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *library_loggers]]
     file_handler = _LogFile(path, encoding="utf-8")
     file_handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root.handlers = [file_handler, _Progress(say)]
-    for logger in chatty:
+    for logger in library_loggers:
         logger.handlers, logger.propagate = [], True
-    for logger in [root, *chatty]:
+    for logger in [root, *library_loggers]:
         logger.setLevel(logging.INFO)
     verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.INFO)  # a level alone is undone whenever TFX parses its flags
+    absl_logging.set_verbosity(absl_logging.INFO)  # the level alone would be reset when TFX parses its flags
     try:
         yield
     finally:
         absl_logging.set_verbosity(verbosity)
         file_handler.close()
-        for logger, level, handlers, propagate in before:
+        for logger, level, handlers, propagate in states:
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)

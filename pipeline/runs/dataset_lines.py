@@ -1,4 +1,4 @@
-"""What became of the images of a dataset, as lines for a terminal."""
+"""The results of an ingest as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from beam_jobs.common.strings import listed, plural
 if TYPE_CHECKING:
     from beam_jobs.dataset.manifest import Manifest
 
-_WIDTH = 12  # of the headings that nearly every dataset has
+_WIDTH = 12  # least width of the headings
 
 
 def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
-    """Returns heading and text of each line."""
+    """Returns the heading and text of each line."""
     counts = dataset.counts
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejects.items()) or "none"
     return [
@@ -30,7 +30,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
 
 
 def aligned(lines: list[tuple[str, str]]) -> str:
-    """Returns lines with their headings in a column of one width."""
+    """Returns lines as text, with their headings padded to the same width."""
     width = max([_WIDTH, *(len(name) for name, _ in lines)])
     return strings.lines(f"{name:<{width}} {value}" for name, value in lines)
 

@@ -1,7 +1,4 @@
-"""What ML Metadata knows of the newest run: which component ran or came from the cache, and what it left behind.
-
-And its database as a graph in memory: which execution made an artifact, and what it had read.
-"""
+"""Reads the ML Metadata of a pipeline: the steps of the newest run, and all artifacts and executions as a graph."""
 
 from __future__ import annotations
 
@@ -17,15 +14,12 @@ from dataclasses import dataclass
 
 import ml_metadata
 from ml_metadata.metadata_store import MetadataStore
-from ml_metadata.proto import metadata_store_pb2
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.errors import OptionError
 
-_STATES = metadata_store_pb2.Execution.State
-_EVENTS = metadata_store_pb2.Event
-_OTHER_SCHEMA = re.compile(r"database version (?P<there>\d+) is \w+ than library version (?P<here>\d+)")
-_JOURNAL = "-journal"  # SQLite's, beside the database while it is being changed
+_SCHEMA_MISMATCH = re.compile(r"database version (?P<database>\d+) is \w+ than library version (?P<library>\d+)")
+_JOURNAL = "-journal"  # suffix of the file that SQLite keeps beside a database during a change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +27,11 @@ class Step:
     """One component of a run.
 
     Attributes:
-      component: its id, such as `Trainer`.
+      component: id of the component, such as `Trainer`.
       state: `complete`, `cached`, `failed` or another state of ML Metadata.
-      seconds: from its registration to its last change.
+      seconds: time from the registration of the execution to its last change.
       outputs: output key -> directory.
-      properties: output key -> custom properties of the artifact that are text.
+      properties: output key -> text properties of the artifact, custom ones only.
     """
 
     component: str
@@ -51,13 +45,13 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
     """Opens the SQLite database of a pipeline.
 
     Args:
-      path: of the database.
-      write: whether it is going to be changed. If not, nothing in it or beside it is: a pipeline may be running on it.
+      path: path of the database file.
+      write: whether to open it for changes. Otherwise no file is changed, so that a pipeline may use it meanwhile.
 
     Raises:
-      OptionError: it cannot be read, or is not a database of ML Metadata, or of another schema than the library reads.
+      OptionError: the file cannot be read, is not a database of ML Metadata, or has another schema than the library.
     """
-    modes = metadata_store_pb2.SqliteMetadataSourceConfig
+    modes = pb.SqliteMetadataSourceConfig
     try:
         try:
             return _connect(path, modes.READWRITE if write else modes.READONLY)
@@ -66,12 +60,13 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
                 raise
             return _connect_to_copy(path)
     except (OSError, sqlite3.Error, RuntimeError) as error:
-        if schema := _OTHER_SCHEMA.search(str(error)):
+        if versions := _SCHEMA_MISMATCH.search(str(error)):
             raise OptionError(
-                f"{path} has schema {schema['there']} of ML Metadata, and ml-metadata {ml_metadata.__version__} reads "
-                f"schema {schema['here']}; open it with the release of Feedline that wrote it, or choose another root"
+                f"{path} has schema {versions['database']} of ML Metadata, and ml-metadata {ml_metadata.__version__} "
+                f"reads schema {versions['library']}; open it with the release of Feedline that wrote it, or choose "
+                "another root"
             ) from error
-        raise OptionError(f"{path} is not a database of ML Metadata, or not one that can be read here") from error
+        raise OptionError(f"{path} is not a database of ML Metadata, or is damaged; choose another root") from error
 
 
 def newest_run(store: MetadataStore, pipeline: str = "") -> dict[str, Step]:
@@ -79,14 +74,14 @@ def newest_run(store: MetadataStore, pipeline: str = "") -> dict[str, Step]:
 
     Args:
       store: database of one or several pipelines.
-      pipeline: name of the one that is meant; any when empty.
+      pipeline: name of the pipeline; empty selects all.
     """
     executions = newest_executions(store, pipeline)
     steps = [_step(store, execution) for execution in executions]
     return {step.component: step for step in steps}
 
 
-def newest_executions(store: MetadataStore, pipeline: str = "") -> list[metadata_store_pb2.Execution]:
+def newest_executions(store: MetadataStore, pipeline: str = "") -> list[pb.Execution]:
     """Returns the executions of the newest run, in order; see `newest_run`."""
     runs = [
         run for run in store.get_contexts_by_type("pipeline_run") if not pipeline or pipeline in _parents(store, run)
@@ -97,21 +92,21 @@ def newest_executions(store: MetadataStore, pipeline: str = "") -> list[metadata
     return sorted(store.get_executions_by_context(newest.id), key=lambda execution: execution.id)
 
 
-def _parents(store: MetadataStore, context: metadata_store_pb2.Context) -> set[str]:
+def _parents(store: MetadataStore, context: pb.Context) -> set[str]:
     return {parent.name for parent in store.get_parent_contexts_by_context(context.id)}
 
 
 def _connect(path: str, mode: int) -> MetadataStore:
-    config = metadata_store_pb2.ConnectionConfig()
+    config = pb.ConnectionConfig()
     config.sqlite.filename_uri = path
     config.sqlite.connection_mode = mode
     return MetadataStore(config)
 
 
 def _connect_to_copy(path: str) -> MetadataStore:
-    """Opens a private copy of a database that a killed run left in the middle of a change.
+    """Opens a temporary copy of a database in which a killed run left an unfinished change.
 
-    Opening it takes that change back first, which writes to it; the next run does so to the original.
+    SQLite rolls the change back when it opens the copy, which writes; the next run does so with the original.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = os.path.join(directory, os.path.basename(path))
@@ -119,42 +114,39 @@ def _connect_to_copy(path: str) -> MetadataStore:
             shutil.copyfile(path + suffix, copy + suffix)
         with contextlib.closing(sqlite3.connect(copy)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        # It stays readable when the directory goes: the file is open.
-        return _connect(copy, metadata_store_pb2.SqliteMetadataSourceConfig.READONLY)
+        # The open file stays readable after the directory is removed.
+        return _connect(copy, pb.SqliteMetadataSourceConfig.READONLY)
 
 
-def _step(store: MetadataStore, execution: metadata_store_pb2.Execution) -> Step:
+def _step(store: MetadataStore, execution: pb.Execution) -> Step:
     contexts = {context.type: context.name for context in store.get_contexts_by_execution(execution.id)}
     events = store.get_events_by_execution_ids([execution.id])
-    produced = {event.artifact_id: event.path.steps[0].key for event in events if event.type == _EVENTS.OUTPUT}
-    artifacts = store.get_artifacts_by_id(list(produced)) if produced else []
+    output_keys = {event.artifact_id: event.path.steps[0].key for event in events if event.type == pb.Event.OUTPUT}
+    artifacts = store.get_artifacts_by_id(list(output_keys)) if output_keys else []
     milliseconds = execution.last_update_time_since_epoch - execution.create_time_since_epoch
     return Step(
         component=contexts["node"].rpartition(".")[2],
-        state=_STATES.Name(execution.last_known_state).lower(),
+        state=pb.Execution.State.Name(execution.last_known_state).lower(),
         seconds=milliseconds / 1000,
-        outputs={produced[artifact.id]: artifact.uri for artifact in artifacts},
-        properties={produced[artifact.id]: _texts(artifact) for artifact in artifacts},
+        outputs={output_keys[artifact.id]: artifact.uri for artifact in artifacts},
+        properties={output_keys[artifact.id]: _text_properties(artifact) for artifact in artifacts},
     )
 
 
-def _texts(artifact: metadata_store_pb2.Artifact) -> dict[str, str]:
+def _text_properties(artifact: pb.Artifact) -> dict[str, str]:
     return {name: value.string_value for name, value in artifact.custom_properties.items() if value.string_value}
 
 
-Keyed = dict[str, tuple[int, ...]]
-
-_ARTIFACT_STATES = pb.Execution.State
-_MISSING = "unknown"
+ArtifactsByKey = dict[str, tuple[int, ...]]
 
 
 class Graph:
-    """Everything in one database, read once.
+    """All artifacts and executions of a database, read once.
 
     Attributes:
-      artifacts: number -> artifact.
-      executions: number -> execution.
-      makers: artifact -> the execution that made it; those that took it from the cache are not meant.
+      artifacts: artifact id -> artifact.
+      executions: execution id -> execution.
+      producers: artifact id -> id of the execution that made it, never one that took it from the cache.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -165,10 +157,10 @@ class Graph:
         self._nodes: dict[int, str] = {}
         self._runs: dict[int, str] = {}
         self._pipelines: dict[str, str] = {}
-        self.makers: dict[int, int] = {}
+        self.producers: dict[int, int] = {}
         events = store.get_events_by_execution_ids(list(self.executions)) if self.executions else []
         for event in sorted(events, key=lambda event: event.execution_id):
-            self._take(event)
+            self._add_event(event)
         for context in store.get_contexts_by_type("node"):
             for execution in store.get_executions_by_context(context.id):
                 self._nodes[execution.id] = context.name.rpartition(".")[2]
@@ -178,72 +170,74 @@ class Graph:
             for execution in store.get_executions_by_context(context.id):
                 self._runs[execution.id] = context.name
 
-    def _take(self, event: pb.Event) -> None:
+    def _add_event(self, event: pb.Event) -> None:
         key = event.path.steps[0].key if event.path.steps else ""
         if event.type == pb.Event.INPUT:
             self._inputs[event.execution_id].append((key, event.artifact_id))
         elif event.type == pb.Event.OUTPUT:
             self._outputs[event.execution_id].append((key, event.artifact_id))
-            self.makers.setdefault(event.artifact_id, event.execution_id)  # later ones took it from the cache
+            self.producers.setdefault(
+                event.artifact_id, event.execution_id
+            )  # later events are of executions that took it from the cache
 
-    def type_of(self, artifact: int) -> str:
-        """Returns the name of an artifact's type."""
+    def artifact_type(self, artifact: int) -> str:
+        """Returns the type name of an artifact."""
         return self.artifacts[artifact].type
 
-    def run_of(self, execution: int) -> str:
-        """Returns the name of the run that an execution was part of; empty for one of no run."""
+    def run_name(self, execution: int) -> str:
+        """Returns the name of the run of an execution; empty when it belongs to no run."""
         return self._runs.get(execution, "")
 
-    def pipeline_of(self, run: str) -> str:
-        """Returns the name of the pipeline of a run; empty for none."""
+    def pipeline_name(self, run: str) -> str:
+        """Returns the name of the pipeline of a run; empty when the run is not in the database."""
         return self._pipelines.get(run, "")
 
-    def component_of(self, execution: int) -> str:
-        """Returns the id of the component that an execution was one of."""
-        return self._nodes.get(execution, _MISSING)
+    def component_id(self, execution: int) -> str:
+        """Returns the id of the component of an execution."""
+        return self._nodes.get(execution, "unknown")
 
-    def state_of(self, execution: int) -> str:
+    def state_name(self, execution: int) -> str:
         """Returns the state of an execution in lower case."""
-        return _ARTIFACT_STATES.Name(self.executions[execution].last_known_state).lower()
+        return pb.Execution.State.Name(self.executions[execution].last_known_state).lower()
 
-    def inputs(self, execution: int) -> Keyed:
+    def inputs(self, execution: int) -> ArtifactsByKey:
         """Returns input key -> artifacts."""
-        return _keyed(self._inputs[execution])
+        return _group_by_key(self._inputs[execution])
 
-    def outputs(self, execution: int) -> Keyed:
+    def outputs(self, execution: int) -> ArtifactsByKey:
         """Returns output key -> artifacts."""
-        return _keyed(self._outputs[execution])
+        return _group_by_key(self._outputs[execution])
 
     def siblings(self, artifact: int) -> set[int]:
-        """Returns what the same execution made, the artifact included."""
-        maker = self.makers.get(artifact)
-        return {other for _, other in self._outputs[maker]} if maker else {artifact}
+        """Returns all outputs of the execution that made an artifact, the artifact included."""
+        producer = self.producers.get(artifact)
+        return {other for _, other in self._outputs[producer]} if producer else {artifact}
 
-    def back(self, starts: Iterable[int], through: Callable[[int], bool]) -> set[int]:
-        """Returns everything on the way from artifacts back to their sources.
+    def ancestors(self, starts: Iterable[int], expand: Callable[[int], bool]) -> set[int]:
+        """Returns artifacts and all artifacts that they were made from, directly or indirectly.
 
         Args:
-          starts: where to begin; from these the walk always goes on.
-          through: whether it goes on from an artifact that it meets; those where it ends are returned too.
+          starts: ids of the artifacts to start from; their inputs are always followed.
+          expand: whether to follow the inputs of an artifact on the way, which itself is always returned.
         """
-        found = set(starts)
-        waiting = list(found)
-        while waiting:
-            for _, artifact in self._inputs[self.makers.get(waiting.pop(), 0)]:
-                if artifact not in found:
-                    found.add(artifact)
-                    if through(artifact):
-                        waiting.append(artifact)
-        return found
+        ancestors = set(starts)
+        queue = list(ancestors)
+        while queue:
+            for _, artifact in self._inputs[self.producers.get(queue.pop(), 0)]:
+                if artifact not in ancestors:
+                    ancestors.add(artifact)
+                    if expand(artifact):
+                        queue.append(artifact)
+        return ancestors
 
-    def made_in(self, run: str, having_read: set[int]) -> Iterator[int]:
-        """Yields what a run made, or took from the cache, of any of the artifacts."""
+    def derived_outputs(self, run: str, inputs: set[int]) -> Iterator[int]:
+        """Yields the outputs of the executions of a run that read any of the artifacts `inputs`."""
         for execution, name in self._runs.items():
-            if name == run and having_read & {artifact for _, artifact in self._inputs[execution]}:
+            if name == run and inputs & {artifact for _, artifact in self._inputs[execution]}:
                 yield from (artifact for _, artifact in self._outputs[execution])
 
     def was_cached(self, execution: int, run: str) -> bool:
-        """Returns whether a run took the outputs of an execution of another run from the cache."""
+        """Whether a run took the outputs of an execution of another run from the cache."""
         outputs = {artifact for _, artifact in self._outputs[execution]}
         return any(
             name == run
@@ -254,8 +248,8 @@ class Graph:
         )
 
 
-def _keyed(pairs: Iterable[tuple[str, int]]) -> Keyed:
-    keyed: Keyed = {}
+def _group_by_key(pairs: Iterable[tuple[str, int]]) -> ArtifactsByKey:
+    groups: ArtifactsByKey = {}
     for key, artifact in pairs:
-        keyed[key] = (*keyed.get(key, ()), artifact)
-    return keyed
+        groups[key] = (*groups.get(key, ()), artifact)
+    return groups

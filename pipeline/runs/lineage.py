@@ -1,4 +1,4 @@
-"""What a model was made of, read backwards from ML Metadata: through every run that something was cached from."""
+"""Lineage: the artifacts and executions that a model was made from, in all runs that outputs were cached from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from beam_jobs.common import strings
 from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from pipeline.runs import history
 from pipeline.runs.history import Graph
-from pipeline.runs.lineage_find import Locate, as_recorded, code_of, facts_of, parameters_of, public
+from pipeline.runs.lineage_find import (
+    Locate,
+    code_parameter,
+    decode_parameters,
+    identifying_facts,
+    recorded_path,
+    shareable_facts,
+)
 
 MADE, JUDGED, COMPARED = "made", "judged", "compared"
 _JUDGEMENTS = frozenset(
     ("ModelBlessing", "ModelEvaluation", "InfraBlessing", "DatasetVerdict", "ExampleAnomalies")  # of TFX and our own
 )
-_SUBJECTS = frozenset(("Examples", "Model", "PushedModel"))  # what judgements are passed on, or are compared with
-_OVER = {"complete", "cached", "failed", "canceled"}
+_SUBJECTS = frozenset(("Examples", "Model", "PushedModel"))  # types that are judged, and compared with
+_FINISHED = {"complete", "cached", "failed", "canceled"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +37,13 @@ class Artifact:
     """One artifact of a lineage.
 
     Attributes:
-      id: its number in ML Metadata.
-      type: such as `Examples`.
-      uri: where it was written.
-      maker: number of the execution that made it; None when that is not part of the lineage.
-      role: `made` when the model came from it, `judged` when it says something about the model or its data,
-        `compared` when a judgement compared them with it: an earlier model or dataset, whose lineage is its own.
-      facts: name -> value of what identifies it; all of it but `pushed_destination` may be shown to anybody.
+      id: id in ML Metadata.
+      type: type name, such as `Examples`.
+      uri: path that it was written to.
+      maker: id of the execution that made it; None when that is not part of the lineage.
+      role: `made`, the model was made from it; `judged`, a result of checking the model or its data; `compared`, an
+        earlier model or dataset that a check compared them with, without its lineage.
+      facts: name -> value that identifies the artifact; only `pushed_destination` is a path of this machine.
     """
 
     id: int
@@ -49,21 +56,21 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """One execution of a lineage: the one that did the work, not those that took it from the cache later.
+    """One execution of a lineage: the one that did the work, not a later one that took it from the cache.
 
     Attributes:
-      id: its number in ML Metadata.
+      id: id in ML Metadata.
       component: id of the component, such as `Trainer`.
       type: class of the component.
       state: `complete`, or another state of ML Metadata.
       cached: whether the run that made the model took the result from the cache.
       run: name of the run that did the work.
-      started_ms: since the epoch.
-      seconds: it took.
-      code: version of the code that it was given; empty when none was.
+      started_ms: start time in milliseconds since the epoch.
+      seconds: duration.
+      code: version of the code, from the parameters; empty when they have none.
       parameters: name -> value, JSON decoded.
-      inputs: input key -> numbers of artifacts.
-      outputs: output key -> numbers of artifacts, those outside of the lineage included.
+      inputs: input key -> ids of artifacts.
+      outputs: output key -> ids of artifacts, those outside of the lineage included.
     """
 
     id: int
@@ -82,14 +89,14 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """Where an artifact came from.
+    """The artifacts and executions that an artifact was made from.
 
     Attributes:
-      model: number of the artifact that was asked for.
+      model: id of the artifact whose lineage this is.
       pipeline: name of the pipeline that made it.
       run: name of the run that made it.
-      artifacts: in order of their making.
-      executions: in order of their start.
+      artifacts: artifacts in order of creation.
+      executions: executions in order of their start.
     """
 
     model: int
@@ -99,18 +106,18 @@ class Lineage:
     executions: tuple[Execution, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole graph: nodes, and edges from what was read or ran to what ran or was made."""
-        known = {artifact.id for artifact in self.artifacts}
+        """Returns the graph: nodes, and edges from inputs to executions and from executions to outputs."""
+        artifact_ids = {artifact.id for artifact in self.artifacts}
         edges = [
             {"from": f"artifact:{number}", "to": f"execution:{execution.id}", "key": key}
             for execution in self.executions
-            for key, number in _pairs(execution.inputs)
-            if number in known
+            for key, number in _key_id_pairs(execution.inputs)
+            if number in artifact_ids
         ] + [
             {"from": f"execution:{execution.id}", "to": f"artifact:{number}", "key": key}
             for execution in self.executions
-            for key, number in _pairs(execution.outputs)
-            if number in known
+            for key, number in _key_id_pairs(execution.outputs)
+            if number in artifact_ids
         ]
         return {
             "model": self.model,
@@ -122,112 +129,111 @@ class Lineage:
         }
 
 
-def trace(store: MetadataStore, model: int, locate: Locate = as_recorded, run: str = "") -> Lineage:
-    """Walks from an artifact back to the sources it came from.
+def trace(store: MetadataStore, model: int, locate: Locate = recorded_path, run: str = "") -> Lineage:
+    """Follows an artifact back to its sources.
 
     Args:
       store: open database.
-      model: number of the artifact, any artifact; see `lineage_find.find`.
-      locate: recorded place -> where it is now; the facts are read from the files there.
-      run: whose verdicts are meant; that which made the artifact when empty.
+      model: id of an artifact of any type; see `lineage_find.find`.
+      locate: recorded path -> current path, where the facts are read from the files.
+      run: name of the run whose verdicts are included; empty is the run that made the artifact.
     """
     graph = Graph(store)
-    run = run or graph.run_of(graph.makers.get(model, 0))
-    made = graph.back([model], through=lambda artifact: graph.type_of(artifact) not in _JUDGEMENTS)
-    judgements = {artifact for artifact in made if graph.type_of(artifact) in _JUDGEMENTS} - {model}
+    run = run or graph.run_name(graph.producers.get(model, 0))
+    made = graph.ancestors([model], expand=lambda artifact: graph.artifact_type(artifact) not in _JUDGEMENTS)
+    judgements = {artifact for artifact in made if graph.artifact_type(artifact) in _JUDGEMENTS} - {model}
     made -= judgements
-    # The gate guards the model, but nothing that the model is made of comes out of it.
-    judgements |= {artifact for artifact in graph.made_in(run, made) if graph.type_of(artifact) in _JUDGEMENTS} - {
-        model
-    }
+    # The verdict of the gate is no input of the model.
+    outputs = set(graph.derived_outputs(run, made)) - {model}
+    judgements |= {artifact for artifact in outputs if graph.artifact_type(artifact) in _JUDGEMENTS}
     judgements |= {sibling for artifact in judgements for sibling in graph.siblings(artifact)}
-    # On through statistics and anomalies, but not into the making of another model or dataset.
-    beside = graph.back(judgements, through=lambda artifact: graph.type_of(artifact) not in _SUBJECTS) - made
+    # Includes statistics and anomalies, but not the lineage of another model or dataset.
+    checks = graph.ancestors(judgements, expand=lambda artifact: graph.artifact_type(artifact) not in _SUBJECTS) - made
     roles = dict.fromkeys(made, MADE)
-    roles |= {artifact: COMPARED if graph.type_of(artifact) in _SUBJECTS else JUDGED for artifact in beside}
-    makers = {graph.makers[one] for one, role in roles.items() if role != COMPARED and one in graph.makers}
+    roles |= {artifact: COMPARED if graph.artifact_type(artifact) in _SUBJECTS else JUDGED for artifact in checks}
+    producers = {graph.producers[item] for item, role in roles.items() if role != COMPARED and item in graph.producers}
     return Lineage(
         model=model,
-        pipeline=graph.pipeline_of(run),
+        pipeline=graph.pipeline_name(run),
         run=run,
         artifacts=tuple(_artifact(graph, number, role, locate) for number, role in sorted(roles.items())),
-        executions=tuple(_execution(graph, number, run) for number in sorted(makers)),
+        executions=tuple(_execution(graph, number, run) for number in sorted(producers)),
     )
 
 
-def run_details(store: MetadataStore, pipeline: str = "", locate: Locate = as_recorded) -> RunDetails:
-    """Returns the newest run as the report shows it: without paths, and while it is still under way, so far.
+def run_details(store: MetadataStore, pipeline: str = "", locate: Locate = recorded_path) -> RunDetails:
+    """Returns the details of the newest run for the report, without paths; of an unfinished run, its finished steps.
 
     Args:
       store: open database.
-      pipeline: name of the pipeline; any when empty.
+      pipeline: name of the pipeline; empty selects all.
       locate: see `trace`.
     """
     steps = history.newest_run(store, pipeline).values()
     executions = history.newest_executions(store, pipeline)
-    newest = _newest_subject(store, executions)
-    run = Graph(store).run_of(executions[-1].id) if executions else ""
-    lineage = trace(store, newest, locate, run) if newest is not None else None
+    subject = _select_subject(store, executions)
+    run = Graph(store).run_name(executions[-1].id) if executions else ""
+    lineage = trace(store, subject, locate, run) if subject is not None else None
     return RunDetails(
         steps=tuple(
             StepDetail(component=step.component, state=step.state, seconds=step.seconds)
             for step in steps
-            if step.state in _OVER
+            if step.state in _FINISHED
         ),
-        artifacts=tuple(_details(lineage)) if lineage else (),
+        artifacts=tuple(_artifact_details(lineage)) if lineage else (),
     )
 
 
-def _details(lineage: Lineage) -> Iterator[ArtifactDetail]:
+def _artifact_details(lineage: Lineage) -> Iterator[ArtifactDetail]:
     executions = {execution.id: execution for execution in lineage.executions}
-    shown = {artifact.id for artifact in lineage.artifacts}
+    artifact_ids = {artifact.id for artifact in lineage.artifacts}
     for artifact in lineage.artifacts:
         maker = executions.get(artifact.maker or 0)
-        read = sorted({number for _, number in _pairs(maker.inputs) if number in shown}) if maker else []
-        facts = public(artifact.facts) | ({"code": maker.code} if maker and maker.code else {})
+        inputs = {number for _, number in _key_id_pairs(maker.inputs) if number in artifact_ids} if maker else ()
+        facts = shareable_facts(artifact.facts) | ({"code": maker.code} if maker and maker.code else {})
         yield ArtifactDetail(
             id=artifact.id,
             type=artifact.type,
             producer=maker.component if maker else artifact.role,
-            inputs=tuple(read),
+            inputs=tuple(sorted(inputs)),
             facts=facts,
         )
 
 
 def _artifact(graph: Graph, number: int, role: str, locate: Locate) -> Artifact:
     artifact = graph.artifacts[number]
-    maker = graph.makers.get(number)
+    maker = graph.producers.get(number)
     return Artifact(
         id=number,
         type=artifact.type,
         uri=artifact.uri,
         maker=None if role == COMPARED else maker,
         role=role,
-        facts=facts_of(artifact, graph.executions[maker] if maker else None, locate),
+        facts=identifying_facts(artifact, graph.executions[maker] if maker else None, locate),
     )
 
 
 def _execution(graph: Graph, number: int, run: str) -> Execution:
     execution = graph.executions[number]
-    parameters = parameters_of(execution)
+    parameters = decode_parameters(execution)
     return Execution(
         id=number,
-        component=graph.component_of(number),
+        component=graph.component_id(number),
         type=execution.type,
-        state=graph.state_of(number),
+        state=graph.state_name(number),
         cached=graph.was_cached(number, run),
-        run=graph.run_of(number),
+        run=graph.run_name(number),
         started_ms=execution.create_time_since_epoch,
         seconds=(execution.last_update_time_since_epoch - execution.create_time_since_epoch) / 1000,
-        code=code_of(parameters),
+        code=code_parameter(parameters),
         parameters=parameters,
         inputs=graph.inputs(number),
         outputs=graph.outputs(number),
     )
 
 
-def _newest_subject(store: MetadataStore, executions: Iterable[pb.Execution]) -> int | None:
-    """Returns the artifact of a run that its lineage is shown for: the pushed model, else the model, else the data."""
+def _select_subject(store: MetadataStore, executions: Iterable[pb.Execution]) -> int | None:
+    """Returns the id of the pushed model of a run, else of its model, else of its dataset."""
     numbers = [execution.id for execution in executions]
     events = store.get_events_by_execution_ids(numbers) if numbers else []
     outputs = {event.artifact_id for event in events if event.type == pb.Event.OUTPUT}
@@ -238,18 +244,18 @@ def _newest_subject(store: MetadataStore, executions: Iterable[pb.Execution]) ->
     return None
 
 
-def _pairs(keyed: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    return ((key, number) for key, numbers in keyed.items() for number in numbers)
+def _key_id_pairs(artifacts_by_key: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
+    return ((key, number) for key, numbers in artifacts_by_key.items() for number in numbers)
 
 
 _WIDTH = 100
-_LABEL_WIDTH = 26  # of what a line below a component begins with
-_DIGITS = 16  # of a digest
-_LONG = 60  # characters from which a value is not worth its place
-_MOST = 6  # parameters of a component that is not known here
-_TIE = "\N{NO-BREAK SPACE}"  # between a name and its value, until the lines are broken
+_LABEL_WIDTH = 26  # columns of the label of a line
+_DIGEST_DIGITS = 16
+_MAX_VALUE_CHARS = 60  # longer parameters are left out
+_MAX_PARAMETERS = 6  # of a component that `_MAIN_PARAMETERS` does not list
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # between name and value, until the text is wrapped
 _HEX = frozenset("0123456789abcdef")
-# Kind of threshold -> how it reads.
+# Kind of threshold -> text.
 _BOUNDS = {
     "lower_bound": "at least",
     "upper_bound": "at most",
@@ -257,8 +263,8 @@ _BOUNDS = {
     "relative": "of the baseline",
 }
 _NAMES = {"dataset_digest": "digest", "input_fingerprint": "fingerprint", "pushed_destination": "at"}
-# Component -> the parameters that decide about what it makes; a name stands for everything below it.
-_DECISIVE: Mapping[str, tuple[str, ...]] = {
+# Component -> names of the main parameters; a name includes all names below it.
+_MAIN_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "ImageExampleGen": (
         *("dataset", "span", "version"),
         *("options.splits", "options.stratify", "options.seed", "options.duplicates", "options.near_duplicates"),
@@ -287,9 +293,9 @@ def text(lineage: Lineage, model: str, note: str = "") -> str:
     """Returns the lineage as text.
 
     Args:
-      lineage: of an artifact.
-      model: what the reader asked for.
-      note: what else the reader should know.
+      lineage: the lineage of an artifact.
+      model: directory of the model, for the first line.
+      note: remark behind it; empty for none.
     """
     artifacts = {artifact.id: artifact for artifact in lineage.artifacts}
     codes = {execution.code for execution in lineage.executions if execution.code}
@@ -306,33 +312,34 @@ def _execution_lines(execution: Execution, artifacts: Mapping[int, Artifact], wi
     started = datetime.datetime.fromtimestamp(execution.started_ms / 1000, datetime.timezone.utc)
     state = "cached" if execution.cached else execution.state
     yield f"{execution.component:<{_LABEL_WIDTH}}{started:%Y-%m-%d %H:%M:%S} UTC {execution.seconds:>9.1f} s   {state}"
-    read = [artifacts[number] for numbers in execution.inputs.values() for number in numbers if number in artifacts]
-    yield from _line("from", ", ".join(_input(artifact) for artifact in read))
-    yield from _line("with", _listed(_decisive(execution)))
+    inputs = [artifacts[number] for _, number in _key_id_pairs(execution.inputs) if number in artifacts]
+    yield from _wrap_line("from", ", ".join(_describe_input(artifact) for artifact in inputs))
+    yield from _wrap_line("with", _join_pairs(_main_parameters(execution)))
     if with_code:
-        yield from _line("code", execution.code)
-    for numbers in execution.outputs.values():
-        for number in numbers:
-            if number in artifacts:
-                artifact = artifacts[number]
-                facts = {_NAMES.get(name, name): _short(value) for name, value in artifact.facts.items()}
-                yield from _line(f"{artifact.type} #{number}", _listed(facts), always=True)
+        yield from _wrap_line("code", execution.code)
+    for _, number in _key_id_pairs(execution.outputs):
+        if number in artifacts:
+            artifact = artifacts[number]
+            facts = {_NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items()}
+            yield from _wrap_line(f"{artifact.type} #{number}", _join_pairs(facts), always=True)
 
 
-def _input(artifact: Artifact) -> str:
+def _describe_input(artifact: Artifact) -> str:
     if artifact.role != COMPARED:
         return f"{artifact.type} #{artifact.id}"
-    facts = {_NAMES.get(name, name): _short(value) for name, value in artifact.facts.items() if name in _IDENTITY}
-    return f"{artifact.type} #{artifact.id}, to compare with" + (f" ({_listed(facts)})" if facts else "")
+    facts = {
+        _NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items() if name in _IDENTITY
+    }
+    return f"{artifact.type} #{artifact.id}, to compare with" + (f" ({_join_pairs(facts)})" if facts else "")
 
 
 _IDENTITY = ("dataset_digest", "span", "sha256")
 
 
-def _line(label: str, value: str, always: bool = False) -> list[str]:
+def _wrap_line(label: str, value: str, always: bool = False) -> list[str]:
     if not value and not always:
         return []
-    # A path or digest stays in one piece, even where it is wider than the screen.
+    # A path or digest is never broken, even if it is wider than the terminal.
     lines = textwrap.wrap(
         f"  {strings.line(label):<{_LABEL_WIDTH - 2}}{strings.line(value)}",
         _WIDTH,
@@ -340,44 +347,44 @@ def _line(label: str, value: str, always: bool = False) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line.replace(_TIE, " ") for line in lines]
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
-def _listed(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}{_TIE}{value}" for name, value in values.items())
+def _join_pairs(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}{_NO_BREAK}{value}" for name, value in values.items())
 
 
-def _short(value: str) -> str:
-    return value[:_DIGITS] if len(value) > _DIGITS and set(value) <= _HEX else value
+def _shorten_digest(value: str) -> str:
+    return value[:_DIGEST_DIGITS] if len(value) > _DIGEST_DIGITS and set(value) <= _HEX else value
 
 
-def _decisive(execution: Execution) -> dict[str, str]:
-    """Returns the last part of the name -> value of the parameters that matter; never a whole JSON text."""
+def _main_parameters(execution: Execution) -> dict[str, str]:
+    """Returns last part of the name -> value of the main parameters of an execution."""
     leaves = dict(_leaves(execution.parameters))
-    wanted = _DECISIVE.get(execution.component)
-    if wanted is None:
-        short = {name: value for name, value in leaves.items() if len(value) <= _LONG}
-        return dict(list(short.items())[:_MOST])
-    chosen: dict[str, str] = dict(_thresholds(execution.parameters.get("eval_config")))
-    for prefix in wanted:
+    prefixes = _MAIN_PARAMETERS.get(execution.component)
+    if prefixes is None:
+        short = {name: value for name, value in leaves.items() if len(value) <= _MAX_VALUE_CHARS}
+        return dict(list(short.items())[:_MAX_PARAMETERS])
+    parameters: dict[str, str] = dict(_thresholds(execution.parameters.get("eval_config")))
+    for prefix in prefixes:
         for name, value in leaves.items():
-            if (name == prefix or name.startswith(prefix + ".")) and len(value) <= _LONG:
-                chosen[name.rpartition(".")[2]] = value
-    return chosen
+            if (name == prefix or name.startswith(prefix + ".")) and len(value) <= _MAX_VALUE_CHARS:
+                parameters[name.rpartition(".")[2]] = value
+    return parameters
 
 
 def _thresholds(evaluation: Any) -> Iterator[tuple[str, str]]:
-    """Yields metric and kind of bound -> bound of every threshold in a configuration of TFMA."""
+    """Yields name, of metric and bound, and value of every threshold in a configuration of TFMA."""
     specs = evaluation.get("metrics_specs", []) if isinstance(evaluation, Mapping) else []
     for metric in (metric for spec in specs for metric in spec.get("metrics", [])):
         for name, value in _leaves(metric):
             if (bound := name.rpartition(".")[2]) in _BOUNDS:
-                # Rounded: the bounds are given to TFMA with a margin for its single precision.
+                # The bounds given to TFMA have a margin for its single precision.
                 yield f"{metric.get('class_name', '')} {_BOUNDS[bound]}".strip(), f"{round(float(value), 5) + 0.0:g}"
 
 
 def _leaves(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields dotted name -> text of every value that says something."""
+    """Yields dotted name and text of every value that is not empty or false."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
@@ -386,6 +393,6 @@ def _leaves(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(value, name)
     elif isinstance(values, list):
         if values:
-            yield name, " ".join("=".join(map(str, one)) if isinstance(one, list) else str(one) for one in values)
+            yield name, " ".join("=".join(map(str, item)) if isinstance(item, list) else str(item) for item in values)
     elif values is not False and values not in (None, ""):
         yield name, str(values)

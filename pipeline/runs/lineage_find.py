@@ -1,6 +1,6 @@
-"""From the directory of a model to the artifact that the database knows it as, also after it was moved or copied.
+"""Finds the artifact of a model directory in ML Metadata, also after the directory was moved or copied.
 
-What identifies an artifact, and the parameters of an execution, come from its properties and from the files it wrote.
+Also reads the facts that identify an artifact, from its properties and files, and the parameters of an execution.
 """
 
 from __future__ import annotations
@@ -24,69 +24,69 @@ Locate = Callable[[str], str]
 Facts = Iterator[tuple[str, str]]
 
 DESTINATION = "pushed_destination"
-SERVING_DIR = "Format-Serving"  # in a `Model`, as TFX lays it out
-# As the components write them; to import those would load TFX.
+SERVING_DIR = "Format-Serving"  # subdirectory of a `Model` artifact of TFX
+# Copies of names in components, whose import would load TFX.
 _SCHEMA_NAME, _VERDICT_NAME = "schema.pbtxt", "verdict.json"
-_HOMES = ("home", "Users", "root")  # directories whose next part is somebody's name, or who are somebody's
-_FILES = "files"  # fact of an artifact whose files are not what they were
+_HOMES = ("home", "Users", "root")  # directories that hold home directories, or are one
+_FILES = "files"  # name of the fact that files are removed or unreadable
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What the readers of facts look at: where the artifact is now, its properties, and the parameters of its maker."""
+class _Record:
+    """The current path of an artifact, its properties, and the parameters of the execution that made it."""
 
     path: str
     properties: Mapping[str, Any]
     parameters: Mapping[str, Any]
 
 
-def as_recorded(path: str) -> str:
-    """Returns the place that the database names: nothing was moved."""
+def recorded_path(path: str) -> str:
+    """Returns the path unchanged: a `Locate` for files that were not moved."""
     return path
 
 
-def public(facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the facts that are no path of this machine."""
+def shareable_facts(facts: Mapping[str, str]) -> dict[str, str]:
+    """Returns the facts without paths of this machine."""
     return {name: value for name, value in facts.items() if name != DESTINATION}
 
 
-def facts_of(artifact: pb.Artifact, maker: pb.Execution | None, locate: Locate) -> dict[str, str]:
-    """Returns what identifies an artifact, as text; less of one whose files were removed or damaged.
+def identifying_facts(artifact: pb.Artifact, maker: pb.Execution | None, locate: Locate) -> dict[str, str]:
+    """Returns name -> text of the facts that identify an artifact; fewer when its files were removed or damaged.
 
     Args:
-      artifact: of any type.
-      maker: the execution that made it.
-      locate: recorded place -> where it is now.
+      artifact: artifact of any type.
+      maker: execution that made it, if any.
+      locate: recorded path -> current path.
     """
     all_properties = [*artifact.properties.items(), *artifact.custom_properties.items()]
-    properties = {name: _value(value) for name, value in all_properties}
-    known = _Known(locate(artifact.uri), properties, parameters_of(maker) if maker else {})
-    reader, copied = _READERS.get(artifact.type, (None, ()))
-    facts = {name: str(properties[name]) for name in copied if properties.get(name) not in (None, "")}
+    properties = {name: _property_value(value) for name, value in all_properties}
+    record = _Record(locate(artifact.uri), properties, decode_parameters(maker) if maker else {})
+    reader, property_names = _READERS.get(artifact.type, (None, ()))
+    facts = {name: str(properties[name]) for name in property_names if properties.get(name) not in (None, "")}
     try:
-        facts.update(reader(known) if reader else ())  # as far as it comes
+        facts.update(reader(record) if reader else ())  # keeps the facts before an error
     except (OSError, ValueError, FeedlineError):
-        facts[_FILES] = "unreadable" if os.path.exists(known.path) else "removed"
+        facts[_FILES] = "unreadable" if os.path.exists(record.path) else "removed"
     return facts
 
 
-def parameters_of(execution: pb.Execution) -> dict[str, Any]:
-    """Returns parameter -> value, JSON decoded; those that say nothing are left out."""
-    values = {name: _decoded(_value(value)) for name, value in sorted(execution.custom_properties.items())}
+def decode_parameters(execution: pb.Execution) -> dict[str, Any]:
+    """Returns parameter -> value, JSON decoded, without empty values."""
+    values = {name: _decode_json(_property_value(value)) for name, value in sorted(execution.custom_properties.items())}
     return {name: value for name, value in values.items() if value not in (None, "", [], {}) and name[:2] != "__"}
 
 
-def code_of(parameters: Mapping[str, Any]) -> str:
-    """Returns the version of the code that an execution was given, such as `0.1.0+3f9c0d1e`; empty without one."""
+def code_parameter(parameters: Mapping[str, Any]) -> str:
+    """Returns the version of the code in the parameters of an execution, such as `0.1.0+3f9c0d1e`; empty for none."""
     custom = parameters.get("custom_config")
     version = parameters.get("code") or (custom.get("code") if isinstance(custom, dict) else "")
     return str(version or str(parameters.get("producer", "")).partition(",")[0])
 
 
 def source_name(parameters: Mapping[str, Any]) -> str:
-    """Returns what the source of a dataset is called: the last part of a local one, all of a remote one.
+    """Returns a name for the source of a dataset: the last part of a local path, all of a remote one.
 
-    Of a pattern such as `/data/photos/{SPAN}/v{VERSION}` it is `photos/{SPAN}/v{VERSION}`.
+    The name of a pattern such as `/data/photos/{SPAN}/v{VERSION}` is `photos/{SPAN}/v{VERSION}`.
     """
     options = parameters.get("options")
     source = str(parameters.get("dataset") or (options.get("source", "") if isinstance(options, dict) else ""))
@@ -94,10 +94,10 @@ def source_name(parameters: Mapping[str, Any]) -> str:
         return source
     fixed, brace, pattern = source.rstrip("/").partition("{")
     parent, _, name = fixed.rpartition("/")
-    above = os.path.basename(parent)
-    if os.path.basename(os.path.dirname(parent)) in _HOMES or above in _HOMES:  # the name of a person
-        above = "…"
-    return (f"{above}/{name}" if brace else name) + brace + pattern
+    folder = os.path.basename(parent)
+    if os.path.basename(os.path.dirname(parent)) in _HOMES or folder in _HOMES:  # the name of a person
+        folder = "…"
+    return (f"{folder}/{name}" if brace else name) + brace + pattern
 
 
 def tree_digest(directory: str) -> str:
@@ -124,51 +124,49 @@ def tree_files(directory: str) -> dict[str, int]:
     return {os.path.relpath(path, directory): os.path.getsize(path) for path in paths}
 
 
-def _examples(known: _Known) -> Facts:
-    if source := source_name(known.parameters):
+def _examples(record: _Record) -> Facts:
+    if source := source_name(record.parameters):
         yield "source", source
-    dataset = manifest.load(known.path)
-    if (
-        known.properties.get("dataset_digest", dataset.digest) != dataset.digest
-    ):  # an adopted one that was replaced since
+    dataset = manifest.load(record.path)
+    if record.properties.get("dataset_digest", dataset.digest) != dataset.digest:  # an adopted dataset was replaced
         return
     yield "splits", " ".join(f"{name}={split.records:,}" for name, split in dataset.splits.items())
 
 
-def _schema(known: _Known) -> Facts:
-    text = known.parameters.get("schema_text")
+def _schema(record: _Record) -> Facts:
+    text = record.parameters.get("schema_text")
     yield "origin", "reviewed" if text else "inferred"
-    data = text.encode() if isinstance(text, str) else storage.read_bytes(os.path.join(known.path, _SCHEMA_NAME))
+    data = text.encode() if isinstance(text, str) else storage.read_bytes(os.path.join(record.path, _SCHEMA_NAME))
     yield "sha256", hashlib.sha256(data).hexdigest()
 
 
-def _verdict(known: _Known) -> Facts:
-    verdict = json.loads(storage.read_bytes(os.path.join(known.path, _VERDICT_NAME)))
+def _verdict(record: _Record) -> Facts:
+    verdict = json.loads(storage.read_bytes(os.path.join(record.path, _VERDICT_NAME)))
     checks = [finding["check"] for finding in verdict.get("findings", [])]
     yield "verdict", f"{len(checks)} findings ({', '.join(sorted(set(checks)))})" if checks else "passed"
     yield "anomalies", " ".join(f"{split}={count}" for split, count in verdict.get("anomalies", {}).items())
 
 
-def _blessing(known: _Known) -> Facts:
-    yield "blessed", "yes" if known.properties.get("blessed") else "no"
+def _blessing(record: _Record) -> Facts:
+    yield "blessed", "yes" if record.properties.get("blessed") else "no"
 
 
-def _model(known: _Known) -> Facts:
-    yield "sha256", tree_digest(os.path.join(known.path, SERVING_DIR))
+def _model(record: _Record) -> Facts:
+    yield "sha256", tree_digest(os.path.join(record.path, SERVING_DIR))
 
 
-def _pushed(known: _Known) -> Facts:
-    yield "pushed", "yes" if known.properties.get("pushed") else "no"
-    if known.properties.get("pushed"):
-        yield "sha256", tree_digest(known.path)
+def _pushed(record: _Record) -> Facts:
+    yield "pushed", "yes" if record.properties.get("pushed") else "no"
+    if record.properties.get("pushed"):
+        yield "sha256", tree_digest(record.path)
 
 
-def _tree(known: _Known) -> Facts:
-    yield "sha256", tree_digest(known.path)
+def _tree(record: _Record) -> Facts:
+    yield "sha256", tree_digest(record.path)
 
 
-# Type -> what its files say, and the properties that go with it.
-_READERS: Mapping[str, tuple[Callable[[_Known], Facts], tuple[str, ...]]] = {
+# Type -> the reader of its files, and the names of the properties to add.
+_READERS: Mapping[str, tuple[Callable[[_Record], Facts], tuple[str, ...]]] = {
     "Examples": (_examples, ("dataset_digest", "span", "version", "input_fingerprint")),
     "Schema": (_schema, ()),
     "DatasetVerdict": (_verdict, ("dataset_digest",)),
@@ -180,12 +178,12 @@ _READERS: Mapping[str, tuple[Callable[[_Known], Facts], tuple[str, ...]]] = {
 }
 
 
-def _value(value: pb.Value) -> Any:
+def _property_value(value: pb.Value) -> Any:
     kind = value.WhichOneof("value")
     return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
 
 
-def _decoded(value: Any) -> Any:
+def _decode_json(value: Any) -> Any:
     if not isinstance(value, str) or (value[:1] not in ("{", "[", '"') and value != "null"):
         return value
     try:
@@ -196,17 +194,17 @@ def _decoded(value: Any) -> Any:
 
 DATABASE_NAME = "metadata.sqlite"
 _GRAPH_NAME = "saved_model.pb"
-_OUTPUT_DIRS = ("artifacts", "serving")  # in a root
-_SHOWN = 3
+_OUTPUT_DIRS = ("artifacts", "serving")  # subdirectories of a root
+_MAX_NAMES = 3  # in a message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A known model.
+class Match:
+    """The artifact of a directory.
 
     Attributes:
-      artifact: its number.
-      note: what the reader should know of how it was recognised; empty when by its place.
+      artifact: id of the artifact.
+      note: remark when the directory was moved or is a copy; else empty.
     """
 
     artifact: int
@@ -214,14 +212,14 @@ class Found:
 
 
 def find_root(model: str, root: str = "") -> str:
-    """Returns the directory of the pipeline whose database must know a model.
+    """Returns the root of the pipeline of a model.
 
     Args:
-      model: directory.
-      root: of the pipeline, if it is known; else every directory above the model is looked into.
+      model: directory of the model.
+      root: the root, to check only; empty searches the directories above the model.
 
     Raises:
-      SourceError: there is no database.
+      SourceError: no such directory holds a database.
     """
     if root:
         if not os.path.isfile(os.path.join(root, DATABASE_NAME)):
@@ -229,15 +227,15 @@ def find_root(model: str, root: str = "") -> str:
         return os.path.realpath(root)
     path = os.path.realpath(model)
     while not os.path.isfile(os.path.join(path, DATABASE_NAME)):
-        path, below = os.path.dirname(path), path
-        if path == below:
+        path, child = os.path.dirname(path), path
+        if path == child:
             missing = "" if os.path.exists(model) else f"there is no model {model}, and "
             raise SourceError(f"{missing}no {DATABASE_NAME} above {model}; name the root of its pipeline with --root")
     return path
 
 
-def newest(model: str) -> str:
-    """Returns the directory of a model: its own, that of its newest version, or that which holds the file."""
+def model_dir(model: str) -> str:
+    """Returns the directory of a model: the path itself, its newest version, or the directory of a file."""
     if os.path.isfile(model):
         return os.path.dirname(model)
     if os.path.isfile(os.path.join(model, _GRAPH_NAME)):
@@ -248,81 +246,81 @@ def newest(model: str) -> str:
 
 
 def locator(root: str) -> Locate:
-    """Returns a function from recorded places to where they are now, in a root that may have been moved."""
+    """Returns a function: recorded path -> current path in `root`, which may have been moved."""
 
     def locate(path: str) -> str:
         parts = path.split(os.sep)
         for index, part in enumerate(parts):
-            if part in _OUTPUT_DIRS and os.path.exists(there := os.path.join(root, *parts[index:])):
-                return there
+            if part in _OUTPUT_DIRS and os.path.exists(current := os.path.join(root, *parts[index:])):
+                return current
         return path
 
     return locate
 
 
-def find(store: MetadataStore, model: str, root: str) -> Found:
-    """Finds the artifact that a directory is, or is a copy of.
+def find(store: MetadataStore, model: str, root: str) -> Match:
+    """Finds the artifact of a directory, or of the original of a copied one.
 
     Args:
-      store: the database of the pipeline.
-      model: directory of a pushed model, of the versions of one, or of any artifact.
-      root: of the pipeline.
+      store: database of the pipeline.
+      model: directory of a pushed model, of all its versions, or of any artifact.
+      root: root of the pipeline.
 
     Raises:
-      SourceError: there is no such directory, or the database does not know it.
+      SourceError: the directory does not exist, or the database does not know it.
     """
-    path = os.path.realpath(newest(model))
+    path = os.path.realpath(model_dir(model))
     artifacts = sorted(store.get_artifacts(), key=lambda artifact: -artifact.id)
-    if found := _by_place(artifacts, path, root):
-        return found
+    if match := _match_path(artifacts, path, root):
+        return match
     if not os.path.exists(path):
-        raise SourceError(f"there is no model {model}{_offer(artifacts, root)}")
-    if found := _by_content(artifacts, path, locator(root)):
-        return found
-    raise SourceError(f"{os.path.join(root, DATABASE_NAME)} does not know {model}{_offer(artifacts, root)}")
+        raise SourceError(f"there is no model {model}{_suggest_models(artifacts, root)}")
+    if match := _match_content(artifacts, path, locator(root)):
+        return match
+    raise SourceError(f"{os.path.join(root, DATABASE_NAME)} does not know {model}{_suggest_models(artifacts, root)}")
 
 
-def _by_place(artifacts: list[pb.Artifact], path: str, root: str) -> Found | None:
+def _match_path(artifacts: list[pb.Artifact], path: str, root: str) -> Match | None:
     relative = os.path.relpath(path, root)
     for artifact in artifacts:
-        for place in _places(artifact):
-            if path == place or path.startswith(place + os.sep):
-                return Found(artifact=artifact.id)
+        for location in _locations(artifact):
+            if path == location or path.startswith(location + os.sep):
+                return Match(artifact=artifact.id)
     if not relative.startswith(os.pardir):
         for artifact in artifacts:
-            if any(place.endswith(os.sep + relative) for place in _places(artifact)):
-                return Found(artifact=artifact.id, note="the root was moved since it was made")
+            if any(location.endswith(os.sep + relative) for location in _locations(artifact)):
+                return Match(artifact=artifact.id, note="the root was moved since it was made")
     return None
 
 
-def _by_content(artifacts: list[pb.Artifact], path: str, locate: Locate) -> Found | None:
+def _match_content(artifacts: list[pb.Artifact], path: str, locate: Locate) -> Match | None:
     files = tree_files(path)
     for artifact in artifacts:
         if artifact.type not in ("PushedModel", "Model") or not files:
             continue
-        for place in _places(artifact):
-            original = os.path.join(locate(place), SERVING_DIR if artifact.type == "Model" else "")
-            if os.path.isdir(original) and _equal(files, path, original):
-                return Found(artifact=artifact.id, note=f"it is a copy of {original.rstrip(os.sep)}")
+        for location in _locations(artifact):
+            original = os.path.join(locate(location), SERVING_DIR if artifact.type == "Model" else "")
+            if os.path.isdir(original) and _has_same_files(files, path, original):
+                return Match(artifact=artifact.id, note=f"it is a copy of {original.rstrip(os.sep)}")
     return None
 
 
-def _equal(files: dict[str, int], path: str, original: str) -> bool:
+def _has_same_files(files: dict[str, int], path: str, original: str) -> bool:
     return files == tree_files(original) and all(
         storage.digest(os.path.join(path, name)) == storage.digest(os.path.join(original, name)) for name in files
     )
 
 
-def _places(artifact: pb.Artifact) -> Iterator[str]:
-    """Yields where an artifact was put: a pushed model in two places."""
-    for place in (artifact.custom_properties[DESTINATION].string_value, artifact.uri):
-        if place:
-            yield place.rstrip(os.sep)
+def _locations(artifact: pb.Artifact) -> Iterator[str]:
+    """Yields the directories of an artifact; a pushed model has two."""
+    for location in (artifact.custom_properties[DESTINATION].string_value, artifact.uri):
+        if location:
+            yield location.rstrip(os.sep)
 
 
-def _offer(artifacts: list[pb.Artifact], root: str) -> str:
+def _suggest_models(artifacts: list[pb.Artifact], root: str) -> str:
     pushed = [artifact.custom_properties[DESTINATION].string_value for artifact in artifacts]
-    names = list(dict.fromkeys(os.path.basename(place) for place in pushed if place))
+    names = list(dict.fromkeys(os.path.basename(location) for location in pushed if location))
     if not names:
         return "; no model was pushed there yet"
-    return f"; it knows {some(names, _SHOWN)} in {os.path.join(root, 'serving')}"
+    return f"; it knows {some(names, _MAX_NAMES)} in {os.path.join(root, 'serving')}"

@@ -1,6 +1,7 @@
-"""The root of a pipeline: one run at a time in it, nothing left over from dead attempts, and the steps after a run.
+"""The root directory of a pipeline: its lock, removal of the outputs of failed runs, and the steps after a run.
 
-Wherever the components ran, there follow report, summary, schema, and a push that somebody removed.
+After a run of the components, under any orchestrator, follow the report, the summary and the copy of the schema, and a
+model whose pushed copy was removed is pushed again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ LOCK_NAME = ".lock"
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keeps other runs away from a root while the block runs.
+    """Locks a root against other runs while the block runs.
 
     Raises:
-      OptionError: another run uses it, or it cannot be written.
+      OptionError: another run uses the root, or it cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -48,47 +49,47 @@ def locked(root: str) -> Iterator[None]:
 
 
 def check_free(root: str) -> None:
-    """Raises `OptionError` when another run uses a root, or it cannot be written. It may be taken a moment later."""
+    """Raises `OptionError` when another run uses a root, or it cannot be written. Does not lock it."""
     if os.path.isfile(os.path.join(root, LOCK_NAME)):
         with locked(root):
             pass
-    elif refused := disk.refusal(root):
-        remedy = refused.repair or "choose another --root"
-        raise OptionError(f"root {root} cannot be written: {refused.reason}; {remedy}")
+    elif refusal := disk.refusal(root):
+        remedy = refusal.repair or "choose another --root"
+        raise OptionError(f"root {root} cannot be written: {refusal.reason}; {remedy}")
 
 
-_SYSTEM_DIR = ".system"  # where TFX keeps what passes between a component and its launcher
+_SYSTEM_DIR = ".system"  # in which components and launchers of TFX exchange files
 
 
 @contextlib.contextmanager
-def alone(config: PipelineConfig) -> Iterator[None]:
-    """Holds the root of a pipeline for one run; before and after it, removes what dead attempts left behind.
+def exclusive_run(config: PipelineConfig) -> Iterator[None]:
+    """Locks the root of a pipeline for one run, and removes the outputs of failed executions before and after it.
 
     TFX itself lets two runs share a root, where they train twice and wait for each other's database; and it cleans up
     after a component that raises, but not after one that is interrupted or killed.
 
     Args:
-      config: of the pipeline; its root exists.
+      config: configuration of the pipeline; its root exists.
 
     Raises:
-      OptionError: another run holds the root, or it holds artifacts of a database that is gone.
+      OptionError: another run uses the root, or it holds artifacts of a lost database.
     """
     with locked(config.root):
-        _check_known(config)
-        clear_dead(config)
+        _check_database(config)
+        clear_failed(config)
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # such as a full disk: the reason of the run itself is worth more
-                clear_dead(config)
+            with contextlib.suppress(Exception):  # such as a full disk; the error of the run matters more
+                clear_failed(config)
             raise
-        clear_dead(config)
+        clear_failed(config)
 
 
-def clear_dead(config: PipelineConfig) -> None:
-    """Removes outputs of executions that did not end well, and closes those that a killed run left open.
+def clear_failed(config: PipelineConfig) -> None:
+    """Removes outputs of failed executions, and marks executions that a killed run left running as failed.
 
-    Call it only while no run is under way. What a component keeps for its next attempt stays.
+    Call it only while the root is locked. Files that a component keeps for its next attempt stay.
     """
     from components.blessed_model import PARTIAL_PREFIX
     from pipeline.runs import history
@@ -101,31 +102,32 @@ def clear_dead(config: PipelineConfig) -> None:
     if not os.path.isfile(config.metadata_path):
         return
     store = history.open_store(config.metadata_path, write=True)
-    dead = _dead_executions(store)
-    for path, number in _numbered(config.artifacts_dir):
-        # By number, never by the paths of the database: those are of another place when somebody moved the root.
-        if number in dead:
+    failed = _fail_abandoned(store)
+    for path, execution_id in _output_dirs(config.artifacts_dir):
+        # By id: the paths in the database are wrong after the root was moved.
+        if execution_id in failed:
             storage.remove_tree(path)
 
 
-def _check_known(config: PipelineConfig) -> None:
-    """Raises `OptionError` where TFX, counting from one again, would write into directories of a lost database."""
+def _check_database(config: PipelineConfig) -> None:
+    """Raises `OptionError` when output directories are of a lost database: TFX would reuse their numbers."""
     from pipeline.runs import history
 
-    known = 0
+    last_id = 0
     if os.path.isfile(config.metadata_path):
         executions = history.open_store(config.metadata_path).get_executions()
-        known = max((execution.id for execution in executions), default=0)
-    for path, number in _numbered(config.artifacts_dir):
-        if number > known:
+        last_id = max((execution.id for execution in executions), default=0)
+    for path, execution_id in _output_dirs(config.artifacts_dir):
+        if execution_id > last_id:
             raise OptionError(
-                f"root {config.root} holds {os.path.relpath(path, config.root)}, of which its "
-                f"{os.path.basename(config.metadata_path)} knows nothing; restore that file, remove "
+                f"root {config.root} holds {os.path.relpath(path, config.root)}, which is not in its "
+                f"{os.path.basename(config.metadata_path)}; restore that file, remove "
                 f"{config.artifacts_dir}, or choose another root"
             )
 
 
-def _dead_executions(store: MetadataStore) -> set[int]:
+def _fail_abandoned(store: MetadataStore) -> set[int]:
+    """Marks unfinished executions as failed; returns the ids of all failed executions."""
     from ml_metadata.proto.metadata_store_pb2 import Execution
 
     executions = store.get_executions()
@@ -137,8 +139,8 @@ def _dead_executions(store: MetadataStore) -> set[int]:
     return {item.id for item in executions if item.last_known_state in (Execution.FAILED, Execution.CANCELED)}
 
 
-def _numbered(artifacts_dir: str) -> Iterator[tuple[str, int]]:
-    """Yields path and number of every output directory, NODE/KEY/NUMBER: the number is that of the execution."""
+def _output_dirs(artifacts_dir: str) -> Iterator[tuple[str, int]]:
+    """Yields path and execution id of every output directory, NODE/KEY/ID."""
     for node in storage.list_dirs(artifacts_dir):
         for key in storage.list_dirs(os.path.join(artifacts_dir, node)):
             outputs = os.path.join(artifacts_dir, node, key)
@@ -147,21 +149,18 @@ def _numbered(artifacts_dir: str) -> Iterator[tuple[str, int]]:
                     yield os.path.join(outputs, name), int(name)
 
 
-SCHEMA_NAME = "schema.inferred.pbtxt"  # never the name of a reviewed file, which a run must not touch
+SCHEMA_NAME = "schema.inferred.pbtxt"  # differs from the name of a reviewed file, which a run must not change
 
 Say = Callable[[str], None]
 
 
 def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
-    """Measures the input pipeline, writes the report and returns what came of the newest run.
+    """Measures the input pipeline, writes the report, copies an inferred schema and returns the summary of the run.
 
     Args:
-      config: of the pipeline.
-      images: see `images_dir`.
-      say: takes one line of progress.
-
-    Returns:
-      the summary. The report is in the root; an inferred schema too, or under the name that the configuration gives.
+      config: configuration of the pipeline.
+      images: directory of the images; see `images_dir`.
+      say: function that prints a line of progress.
     """
     from pipeline.runs.history import newest_run, open_store
     from pipeline.runs.summary import collect, write_report
@@ -174,44 +173,44 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
     rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
     say("writing the report")
     page = write_report(config, store, steps, images)
-    summary = collect(steps, rates, page, keep_schema(config, steps), is_named=bool(config.schema))
+    summary = collect(steps, rates, page, copy_schema(config, steps), is_named=bool(config.schema))
     _restore_push(summary)
     return summary
 
 
 def images_dir(config: PipelineConfig) -> str:
-    """Returns the directory that the images lie in; empty where there is none, as for archives and adopted datasets."""
+    """Returns the directory of the images; empty when there is none, as for archives and adopted datasets."""
     if not config.ingest:
         return ""
     base = open_source(dataclasses.replace(config.ingest, source=config.resolved_source())).base
     return base if os.path.isdir(base) else ""
 
 
-def keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
-    """Leaves the report and the schema of a run that its gate stopped, for the repair of the data."""
+def save_partial_report(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
+    """Writes the report and the schema of a run that the gate stopped, for the repair of the data."""
     from pipeline.runs.history import newest_run, open_store
     from pipeline.runs.summary import write_report
 
     store = open_store(config.metadata_path)
     try:
         steps = newest_run(store, config.name)
-        keep_schema(config, steps)
-        say(f"what the gate found is in {write_report(config, store, steps, images, stopped.verdict)}")
-    except (OSError, FeedlineError) as error:  # the findings are worth more than the page about them
+        copy_schema(config, steps)
+        say(f"the findings of the gate are in {write_report(config, store, steps, images, stopped.verdict)}")
+    except (OSError, FeedlineError) as error:  # the caller raises the findings
         say(f"the report could not be written: {error}")
 
 
-def keep_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
-    """Copies an inferred schema to where people find it: under the name that was asked for, or into the root.
+def copy_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
+    """Copies an inferred schema to the file that the configuration names, or into the root.
 
     Returns:
-      where it is; empty when it was not inferred.
+      path of the copy; empty when the schema was not inferred.
     """
     step = steps.get("InferredSchema")
     if not step or "schema" not in step.outputs:
         return ""
     target = config.schema or os.path.join(config.root, SCHEMA_NAME)
-    if config.schema and os.path.exists(target):  # somebody put it there meanwhile
+    if config.schema and os.path.exists(target):  # written by a user during the run
         return target
     inferred = os.path.join(step.outputs["schema"], "schema.pbtxt")
     try:
@@ -222,7 +221,7 @@ def keep_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
 
 
 def _restore_push(summary: RunSummary) -> None:
-    """Pushes the model again when the push came from the cache and somebody removed what it had pushed."""
+    """Pushes the model again when the push came from the cache and the pushed copy was removed."""
     if summary.blessed and not os.path.isfile(os.path.join(summary.model_dir, "saved_model.pb")):
         from components.blessed_model import publish_model
 

@@ -1,7 +1,7 @@
-"""Whether someone asked this process to stop.
+"""Handling of SIGINT and SIGTERM.
 
-The handler raises KeyboardInterrupt, but where it strikes a callback of the interpreter (a weak reference, a finaliser)
-Python drops it. So it is sent once more; and the flag remembers it until the program comes to a good place to stop.
+The handler raises KeyboardInterrupt. Python drops an exception that is raised in a callback of the interpreter, such as
+a finaliser, so the signal is sent again; and a flag records it, which the program checks where it can stop.
 """
 
 from __future__ import annotations
@@ -21,81 +21,81 @@ if TYPE_CHECKING:
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as shells have them
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_AGAIN_S = 0.01
+_RESEND_S = 0.01
 
-_number = 0  # of the signal that came; 0 before
-_stops: list[Callable[[], None]] = []  # `child_python.stops`
-_exit_code: int | None = None  # with which to end at once, after the exit functions
+_received = 0  # number of the first signal; 0 before
+_stop_functions: list[Callable[[], None]] = []  # `child_python.stops`
+_exit_code: int | None = None  # set to end the process at once, after the exit functions
 
 
 def hold() -> None:
-    """Takes SIGINT and SIGTERM, and keeps one that comes before `install`, while the program cannot answer it yet."""
+    """Records SIGINT and SIGTERM until `install`, because the program cannot handle them yet."""
     for number in _SIGNALS:
-        signal.signal(number, _keep)
+        signal.signal(number, _record)
 
 
 def install() -> None:
-    """Takes SIGINT and SIGTERM; SIGINT too, because shells start background jobs with it ignored."""
-    global _number, _stops  # noqa: PLW0603 - signals are of the process
+    """Handles SIGINT and SIGTERM; SIGINT too, because shells start background jobs with it ignored."""
+    global _received, _stop_functions  # noqa: PLW0603 - signals are global to the process
     from beam_jobs.common import child_python
 
-    _stops = child_python.stops
-    if signal.getsignal(signal.SIGTERM) is not _keep:
-        _number = 0
-    sys.unraisablehook, sys.excepthook = _dropped, _printed
+    _stop_functions = child_python.stops
+    if signal.getsignal(signal.SIGTERM) is not _record:
+        _received = 0
+    sys.unraisablehook, sys.excepthook = _unraisable_hook, _exception_hook
     for number in _SIGNALS:
-        signal.signal(number, _handle)
-    if _number:
-        _send_again()
+        signal.signal(number, _interrupt)
+    if _received:
+        _resend()
 
 
 def requested() -> bool:
-    """Returns whether a signal came."""
-    return bool(_number)
+    """Whether a signal was received."""
+    return bool(_received)
 
 
 def code() -> int:
-    """Returns the exit code of a process that was stopped: `INTERRUPTED` or `TERMINATED`."""
-    return TERMINATED if _number == signal.SIGTERM else INTERRUPTED
+    """Returns the exit code after a signal: `INTERRUPTED` or `TERMINATED`."""
+    return TERMINATED if _received == signal.SIGTERM else INTERRUPTED
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt when a signal came and was lost."""
-    if _number:
+    """Raises KeyboardInterrupt when a signal was received."""
+    if _received:
         raise KeyboardInterrupt
 
 
 def ignore() -> None:
-    """Hears no further signal."""
+    """Ignores further signals."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end(code: int) -> None:
-    """Ends the process, its output flushed; after a signal without waiting for threads that still read or compute.
+    """Flushes the output and ends the process; after a signal, without waiting for threads.
 
-    Whatever they do is done again by the next run. A download that hangs must not hold up who wants to stop.
+    The next run repeats the work of the threads, and a download may hang.
 
     Args:
       code: exit code.
 
     Raises:
-      SystemExit: always; without a signal, everything ends in its own time.
+      SystemExit: always.
     """
     global _exit_code  # noqa: PLW0603
-    ignore()  # all is done or reported; one more signal would only add a traceback
-    if _number:
+    ignore()  # a further signal would only add a traceback
+    if _received:
         _exit_code = code
-        signal.signal(signal.SIGALRM, _end_wait)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+        signal.signal(signal.SIGALRM, _end_thread_wait)
+        signal.setitimer(signal.ITIMER_REAL, _RESEND_S, _RESEND_S)
     sys.exit(code)
 
 
-def _end_wait(_: int, frame: FrameType | None) -> None:
-    """Ends the wait of the interpreter for threads, which comes before the exit functions that remove temporary files.
+def _end_thread_wait(_: int, frame: FrameType | None) -> None:
+    """Ends the wait of the interpreter for threads, which precedes the exit functions that remove temporary files.
 
-    As with Ctrl-C, what a handler raises ends the wait and is no error. The wait is what `threading` does when nothing
-    has called it, for the program has ended.
+    An exception in a handler ends the wait without an error, as for Ctrl-C. During the wait, the outermost frame is of
+    `threading`, because the program has ended.
     """
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
@@ -104,53 +104,53 @@ def _end_wait(_: int, frame: FrameType | None) -> None:
         raise SystemExit
 
 
-@atexit.register  # the first to be registered is the last to be called
-def _leave() -> None:
-    """Ends the process before the interpreter is taken down, which threads that go on would not survive."""
+@atexit.register  # registered first, so that it is called last
+def _exit_at_once() -> None:
+    """Ends the process before the interpreter shuts down, which would crash running threads."""
     if _exit_code is None:
         return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader is gone
+        with contextlib.suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     os._exit(_exit_code)
 
 
-def _keep(number: int, _: FrameType | None) -> None:
-    global _number  # noqa: PLW0603
-    _number = _number or number
+def _record(number: int, _: FrameType | None) -> None:
+    global _received  # noqa: PLW0603
+    _received = _received or number
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    _keep(number, frame)
-    for stop in _stops:
-        # A thread without a lock of Python's own, for the code that was struck may hold the same one.
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _record(number, frame)
+    for stop in _stop_functions:
+        # `threading` takes locks that the interrupted code may hold.
         _thread.start_new_thread(stop, ())
     raise KeyboardInterrupt
 
 
-def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
-    """Takes what was raised where no code can catch it: an interruption comes again instead of being printed."""
-    if _number and issubclass(unraisable.exc_type, KeyboardInterrupt):
-        _send_again()
-    # What an interruption left half made cannot be freed, which is of no interest any more. TensorFlow frees functions
-    # when its modules are gone already. A literal, for the names of this module may be, too.
-    elif not _number and getattr(unraisable.object, "__qualname__", "") != "AtomicFunction.__del__":
+def _unraisable_hook(unraisable: sys.UnraisableHookArgs) -> None:
+    """Handles exceptions that no code can catch: sends the signal of an interruption again instead of printing it."""
+    if _received and issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _resend()
+    # After an interruption, finalisers of half-made objects fail, which is ignored. TensorFlow frees functions after
+    # its modules are gone. The name is a literal, because names of this module may be gone, too.
+    elif not _received and getattr(unraisable.object, "__qualname__", "") != "AtomicFunction.__del__":
         sys.__unraisablehook__(unraisable)
 
 
-def _printed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Takes what is printed and then forgotten, as the interpreter does in places of an import."""
-    if _number and issubclass(kind, KeyboardInterrupt):
-        _send_again()
+def _exception_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Handles exceptions that the interpreter prints and drops, as in some imports."""
+    if _received and issubclass(kind, KeyboardInterrupt):
+        _resend()
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-def _send_again() -> None:
-    """Has the signal come a little later, when the main thread is elsewhere."""
+def _resend() -> None:
+    """Sends the signal again after a short time, when the main thread runs other code."""
 
     def send() -> None:
-        time.sleep(_AGAIN_S)
-        os.kill(os.getpid(), _number)
+        time.sleep(_RESEND_S)
+        os.kill(os.getpid(), _received)
 
     _thread.start_new_thread(send, ())

@@ -1,6 +1,6 @@
-"""What a run came to: as plain values, as text for a terminal, and as the report in the root of the pipeline.
+"""The results of a run: as plain values, as text for a terminal, and as the report in the root of the pipeline.
 
-The report is that of the component, and what only a finished run knows: its own course.
+The report is that of the component DatasetReport, with the steps and the lineage of the run.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from trainer.run_fn import HISTORY_NAME
 from trainer.training.checkpoint import DIVERGED_NAME
 
 _INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
-_INFERRED_AS_NAMED = "inferred, for there was no such file yet; review it, the next run takes it as it is then"
-_RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
+_INFERRED_AS_NAMED = "inferred, because the file did not exist; review it before the next run, which uses it"
+_RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # never cached
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A finished run.
+    """The results of a finished run.
 
     Attributes:
-      dataset_dir: the published dataset.
-      dataset: its manifest.
-      anomalies: split -> anomalous features.
-      findings: what a gate that only reports found, a sentence each.
-      accuracy: on the held-back split.
-      baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
-      blessed: whether the training ended well and the accuracy reached its limits.
+      dataset_dir: directory of the published dataset.
+      dataset: manifest of the dataset.
+      anomalies: split -> number of anomalous features.
+      findings: findings of a gate that only reports, a sentence each.
+      accuracy: accuracy on the held-back split.
+      baseline: accuracy of the last blessed model on the same images; None without a comparison.
+      blessed: whether the training succeeded and the accuracy reached its limits.
       refused: a sentence for each limit that the model missed.
-      model_dir: the pushed model, empty when it was not pushed.
-      report: the HTML report.
-      schema: the schema that was used.
-      schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
-      schema_named: whether the configuration names its file.
-      steps: component -> how it went.
-      rates: input pipeline against the naive one.
-      input_wait: share of the time of the training steps that they waited for input, 0-1.
+      model_dir: directory of the pushed model; empty when it was not pushed.
+      report: path of the HTML report.
+      schema: path of the schema that was used.
+      schema_inferred: whether this pipeline inferred the schema, so that it needs a review.
+      schema_named: whether the configuration names the file of the schema.
+      steps: component -> step.
+      rates: images/s of the input pipeline and of the naive one.
+      input_wait: share of the training time spent waiting for input, 0-1.
     """
 
     dataset_dir: str
@@ -91,13 +91,12 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
 
     Args:
       steps: component -> step, from `history.newest_run`.
-      rates: measured on its dataset.
-      report: path of its page.
+      rates: images/s measured on the dataset.
+      report: path of the HTML report.
       schema: path of the copy of an inferred schema; empty when it was not inferred.
       is_named: whether the configuration names the file of the schema.
     """
-    judged = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
-    verdict = json.loads(storage.read_bytes(judged))
+    verdict = json.loads(storage.read_bytes(os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)))
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
     evaluator = steps["Evaluator"].outputs
@@ -149,7 +148,7 @@ def text(summary: RunSummary) -> str:
         ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),
         ("report", summary.report),
-        ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
+        ("model", summary.model_dir or f"not pushed: {'; '.join(summary.refused)}"),
     ]
     return aligned(lines)
 
@@ -160,16 +159,12 @@ def _schema(summary: RunSummary) -> str:
     return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
 
 
-def refusal(summary: RunSummary) -> str:
-    """Returns why a model was not pushed."""
-    return "; ".join(summary.refused)
-
-
 def check_pushed(summary: RunSummary) -> None:
-    """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
+    """Raises `GateFailed` when the model was not pushed; called last, after the summary is printed."""
     if not summary.blessed:
+        reasons = "; ".join(summary.refused)
         raise GateFailed(
-            f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+            f"{reasons}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
         )
 
 
@@ -193,24 +188,24 @@ def write_report(
     source: str,
     verdict: Mapping[str, Any] | None = None,
 ) -> str:
-    """Writes `report.html` into the root, about as much of the newest run as there is.
+    """Writes `report.html` about the newest run, finished or not, into the root.
 
     Args:
-      config: of the pipeline.
-      store: its database.
-      steps: component -> step of that run.
-      source: where the images came from, to show what was rejected.
-      verdict: of a gate that stopped the run; the one it left behind when None.
+      config: configuration of the pipeline.
+      store: database of the pipeline.
+      steps: component -> step of the run.
+      source: directory of the images, to show the rejected ones.
+      verdict: verdict of a gate that stopped the run; None reads the output of the gate.
 
     Returns:
-      the path of the page, empty when the run did not come to a dataset.
+      path of the page; empty when the run has no dataset.
     """
     dataset = _report_output(steps, "ImageExampleGen", "examples")
     if not dataset:
         return ""
-    judged = _report_output(steps, "DatasetGate", "verdict")
-    if judged and verdict is None:
-        verdict = json.loads(storage.read_bytes(os.path.join(judged, VERDICT_NAME)))
+    verdict_dir = _report_output(steps, "DatasetGate", "verdict")
+    if verdict_dir and verdict is None:
+        verdict = json.loads(storage.read_bytes(os.path.join(verdict_dir, VERDICT_NAME)))
     evaluation = _report_output(steps, "Evaluator", "evaluation")
     model = _report_output(steps, "Trainer", "model") if evaluation else ""
     page = render(

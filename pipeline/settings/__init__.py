@@ -1,1 +1,1 @@
-"""Settings of a pipeline: where they come from, what they may be, and how they are shown."""
+"""Settings of a pipeline: their layers, their catalog and their listing."""

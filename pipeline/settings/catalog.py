@@ -1,7 +1,4 @@
-"""Which settings there are: their sections, names and defaults, and help with names that are nearly right.
-
-Also what may stand in the sections that say where the work is done.
-"""
+"""The sections, names, types and defaults of all settings, those of the targets included, and checks of names."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _ENGINE, _RUNNER = "engine", "runner"
 
 
 def target_options() -> dict[str, tuple[str, type]]:
-    """Returns target -> where its settings stand, and their dataclass."""
+    """Returns target -> the location of its settings in `pipeline.yaml`, and their dataclass."""
     from beam_jobs.runners import dataflow, flink
     from pipeline.runners.airflow import AirflowOptions
     from pipeline.runners.kubeflow import KubeflowOptions
@@ -33,23 +30,23 @@ def target_options() -> dict[str, tuple[str, type]]:
     }
 
 
-def target_hints(section: str) -> dict[str, Any]:
-    """Returns setting -> its type, for one of `TARGET_SECTIONS`; for `engine` those of every engine."""
-    found: dict[str, Any] = {_RUNNER: str} if section == _ENGINE else {}
-    for where, cls in target_options().values():
-        if where.partition(",")[0] == section:
-            found |= {name: item.hint for name, item in fields(cls).items()}
-    return found
+def target_types(section: str) -> dict[str, Any]:
+    """Returns setting -> type for one of `TARGET_SECTIONS`; `engine` has the settings of all engines."""
+    types: dict[str, Any] = {_RUNNER: str} if section == _ENGINE else {}
+    for location, cls in target_options().values():
+        if location.partition(",")[0] == section:
+            types |= {name: item.hint for name, item in fields(cls).items()}
+    return types
 
 
 def check_targets(values: Mapping[str, Any]) -> None:
-    """Checks sections of targets as wholes; their names are known already, and each target checks its own values.
+    """Checks that the sections of targets are mappings, and the names in `engine`; targets check the values.
 
     Args:
       values: nested settings.
 
     Raises:
-      OptionError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
+      OptionError: a section is not a mapping, or `engine` has an unknown runner or a setting of another engine.
     """
     for section in TARGET_SECTIONS:
         content = values.get(section, {})
@@ -60,33 +57,32 @@ def check_targets(values: Mapping[str, Any]) -> None:
         return
     if engine[_RUNNER] not in ENGINES:
         raise OptionError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
-    known = list(fields(engine_settings(engine[_RUNNER])))
+    allowed = (_RUNNER, *fields(engine_settings(engine[_RUNNER])))
     for name in engine:
-        if name not in (_RUNNER, *known):
-            message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
-            raise OptionError(f"{message}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
+        if name not in allowed:
+            message = unknown("setting", name, allowed, f"{_ENGINE}.")
+            raise OptionError(f"{message}, because {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
 
 
 PREFIX = "FEEDLINE_"
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 @functools.cache
 def sections() -> dict[str, type]:
-    """Returns the dotted name of every section -> its dataclass, in the order of the page; `""` is the top level."""
-    return {"": PipelineConfig, **_below(PipelineConfig, "")}
+    """Returns dotted name -> dataclass of every section; `""` is the top level."""
+    return {"": PipelineConfig, **_subsections(PipelineConfig, "")}
 
 
 def names(section: str) -> list[str]:
-    """Returns what may stand in a section of `sections`, or of a target."""
+    """Returns the allowed names in a section of `sections`, or of a target."""
     if section in TARGET_SECTIONS:
-        return list(target_hints(section))
-    known = fields(sections()[section])
+        return list(target_types(section))
+    section_fields = fields(sections()[section])
     if section == "ingest":
-        return [name for name, item in known.items() if item.field.in_pipeline]
-    found = list(known)
-    return found if section else [*found, *TARGET_SECTIONS]
+        return [name for name, item in section_fields.items() if item.field.in_pipeline]
+    return [*section_fields, *(() if section else TARGET_SECTIONS)]
 
 
 def is_section(key: str) -> bool:
@@ -94,29 +90,29 @@ def is_section(key: str) -> bool:
     return key in sections() or key in TARGET_SECTIONS
 
 
-def hint(path: Place) -> Any:
-    """Returns the type of a setting; None when the path does not lead to one."""
+def setting_type(path: KeyPath) -> Any:
+    """Returns the type of a setting; None for any other path."""
     section = ".".join(path[:-1])
     if section in TARGET_SECTIONS:
-        return target_hints(section).get(path[-1])
-    known = fields(sections()[section]) if section in sections() else {}
-    return known[path[-1]].hint if path[-1] in known else None
+        return target_types(section).get(path[-1])
+    section_fields = fields(sections()[section]) if section in sections() else {}
+    return section_fields[path[-1]].hint if path[-1] in section_fields else None
 
 
 def default_entries(key: str) -> dict[str, Any]:
-    """Returns the default of a setting that is a mapping, such as `ingest.splits`; an empty one for every other."""
+    """Returns the default of a setting that is a mapping, such as `ingest.splits`; empty for other settings."""
     section, _, name = key.rpartition(".")
-    known = fields(sections()[section]) if section in sections() else {}
-    default = known[name].default if name in known else None
+    section_fields = fields(sections()[section]) if section in sections() else {}
+    default = section_fields[name].default if name in section_fields else None
     return dict(default) if isinstance(default, Mapping) else {}
 
 
-def setting_of(path: Place, layer: str) -> str:
-    """Returns the dotted key of the setting that a path leads to, or into.
+def resolve_setting(path: KeyPath, layer: str) -> str:
+    """Returns the dotted key of the setting at a path, or of the setting with an entry at the path.
 
     Args:
       path: names, outermost first.
-      layer: who names it, for errors.
+      layer: layer that sets it, for the error message.
 
     Raises:
       OptionError: there is no such setting.
@@ -126,70 +122,67 @@ def setting_of(path: Place, layer: str) -> str:
         if not is_section(section):
             return section
         if name not in names(section) and not (section == "ingest" and name in NOT_IN_A_PIPELINE):
-            raise OptionError(f"{layer}: {_unknown(section, name)}")
+            raise OptionError(f"{layer}: {_unknown_message(section, name)}")
     return ".".join(path)
 
 
-def check_variable(name: str, path: Place) -> None:
-    """Checks that an environment variable leads to a setting.
+def check_variable(name: str, path: KeyPath) -> None:
+    """Checks that an environment variable names a setting.
 
     Raises:
-      OptionError: it does not; the message names the nearest variable that does.
+      OptionError: there is no such setting; the message gives the nearest variable.
     """
     try:
-        setting_of(path, name)
+        resolve_setting(path, name)
     except OptionError:
-        variable, is_near = _nearest(name)
+        variable, is_near = _nearest_variables(name)
         remedy = (
-            f"did you mean {variable}?"
-            if is_near
-            else f"the nearest is {variable}; unset it when it is not meant for this"
+            f"did you mean {variable}?" if is_near else f"the nearest is {variable}; unset it if it is not for Feedline"
         )
         raise OptionError(f"environment {name}: there is no setting of that name; {remedy}") from None
 
 
-def _nearest(name: str) -> tuple[str, bool]:
-    """Returns the variables that are nearest to a name, and whether they are near."""
-    wanted = _squeezed(name.removeprefix(PREFIX))
-    known = [variable for section in (*sections(), *TARGET_SECTIONS) for variable in _variables(section)]
-    homes: dict[str, list[str]] = {}
-    for variable in known:
-        homes.setdefault(_squeezed(variable), []).append(f"{PREFIX}{variable}")
-    for variable in known:  # a whole name goes before the end of another one
-        end = _squeezed(variable.rpartition("__")[2])
-        if end not in map(_squeezed, known):
-            homes.setdefault(end, []).append(f"{PREFIX}{variable}")
-    near = difflib.get_close_matches(wanted, homes, 1)
-    best = near or difflib.get_close_matches(wanted, homes, 1, cutoff=0.0)
-    return " or ".join(homes[best[0]]), bool(near)
+def _nearest_variables(name: str) -> tuple[str, bool]:
+    """Returns the variables most similar to a name, and whether they are similar enough for a suggestion."""
+    target = _remove_underscores(name.removeprefix(PREFIX))
+    variables = [variable for section in (*sections(), *TARGET_SECTIONS) for variable in _section_variables(section)]
+    candidates: dict[str, list[str]] = {}
+    for variable in variables:
+        candidates.setdefault(_remove_underscores(variable), []).append(f"{PREFIX}{variable}")
+    for variable in variables:  # a complete name precedes the end of another one
+        end = _remove_underscores(variable.rpartition("__")[2])
+        if end not in map(_remove_underscores, variables):
+            candidates.setdefault(end, []).append(f"{PREFIX}{variable}")
+    near = difflib.get_close_matches(target, candidates, 1)
+    best = near or difflib.get_close_matches(target, candidates, 1, cutoff=0.0)
+    return " or ".join(candidates[best[0]]), bool(near)
 
 
-def _variables(section: str) -> Iterable[str]:
+def _section_variables(section: str) -> Iterable[str]:
     for name in names(section):
         yield (f"{section}.{name}" if section else name).upper().replace(".", "__")
 
 
-def _squeezed(name: str) -> str:
-    """Returns the name as it is when one underscore is as good as two."""
+def _remove_underscores(name: str) -> str:
     return name.replace("_", "")
 
 
-def _below(cls: type, where: str) -> dict[str, type]:
-    sections_below: dict[str, type] = {}
+def _subsections(cls: type, prefix: str) -> dict[str, type]:
+    subsections: dict[str, type] = {}
     for name, item in fields(cls).items():
         if item.section:
-            dotted = f"{where}{name}"
-            sections_below |= {dotted: item.section, **_below(item.section, f"{dotted}.")}
-    return sections_below
+            dotted = f"{prefix}{name}"
+            subsections |= {dotted: item.section, **_subsections(item.section, f"{dotted}.")}
+    return subsections
 
 
-def _unknown(section: str, name: str) -> str:
-    within = f"{section}." if section else ""
-    homes: dict[str, list[str]] = {}
+def _unknown_message(section: str, name: str) -> str:
+    prefix = f"{section}." if section else ""
+    keys: dict[str, list[str]] = {}
     for other in sections():
-        for known in names(other):
-            homes.setdefault(known, []).append(f"{other}.{known}" if other else known)
-    near = difflib.get_close_matches(name, homes, 1)
+        for other_name in names(other):
+            keys.setdefault(other_name, []).append(f"{other}.{other_name}" if other else other_name)
+    near = difflib.get_close_matches(name, keys, 1)
     if difflib.get_close_matches(name, names(section), 1) or not near:
-        return unknown("setting", name, names(section), within)
-    return f"there is no setting {f'{within}{name}'!r}; did you mean {' or '.join(homes[near[0]])}?"
+        return unknown("setting", name, names(section), prefix)
+    return f"there is no setting {f'{prefix}{name}'!r}; did you mean {' or '.join(keys[near[0]])}?"

@@ -251,11 +251,9 @@ print("\\n" + json.dumps([result, same]))
 """
 STEPS = {  # what the program does that stands in for the Python of Feedline -> what Airflow makes of it
     "exit 0": "done",
-    "exit 65": "not retried: step ended with exit code 65; the log above says why",
-    "exit 2": "retried: step ended with exit code 2; the log above says why",
-    "trap 'exit 143' TERM; kill $PPID; sleep 100 & wait": (
-        "retried: step ended with exit code 143; the log above says why"
-    ),
+    "exit 65": "not retried: step ended with exit code 65; see the log above",
+    "exit 2": "retried: step ended with exit code 2; see the log above",
+    "trap 'exit 143' TERM; kill $PPID; sleep 100 & wait": ("retried: step ended with exit code 143; see the log above"),
 }
 
 
@@ -333,7 +331,7 @@ def test_a_run_killed_in_its_training_and_taken_up_again_makes_what_a_clean_one_
             kill(process)
     assert states(root)["Trainer"] == "running"
     said = airflow.run(*again)
-    assert "StatisticsGen succeeded in this run before" in said
+    assert "StatisticsGen already succeeded in this run" in said
     assert set(states(root).values()) == {"complete"}
     assert set(outputs(root).values()) == {1}
     assert digest(root) == digest(compiled["clean"])

@@ -33,7 +33,7 @@ def by_hand(tmp_path) -> tuple[dict, dict]:
     """Settings of a pipeline with images of its own, and its steps; the tasks are called as Airflow calls them."""
     photos = class_folders(tmp_path / "photos", per_class=6)
     values = settings(photos, tmp_path / "root", "by_hand")
-    return values, airflow_tasks.steps_of(airflow_tasks.pipeline_of(build(values)))
+    return values, airflow_tasks.list_steps(airflow_tasks.load_pipeline(build(values)))
 
 
 def test_a_step_ends_with_its_task(by_hand, tmp_path):
@@ -47,7 +47,7 @@ def test_a_step_ends_with_its_task(by_hand, tmp_path):
 def test_a_gate_that_stops_the_run_is_not_retried_and_leaves_the_report(by_hand):
     values, steps = by_hand
     values = {**values, "gate": {"min_images_per_class": 100}}
-    steps = airflow_tasks.steps_of(airflow_tasks.pipeline_of(build(values)))
+    steps = airflow_tasks.list_steps(airflow_tasks.load_pipeline(build(values)))
     with pytest.raises(GateFailed, match="100"):
         run_all(values, steps)
     assert states(Path(values["root"]))["DatasetGate"] == "failed"
@@ -79,7 +79,7 @@ def test_a_resolver_that_runs_twice_in_a_run_leaves_one_execution(by_hand):
 
 def test_a_step_without_its_input_fails(by_hand):
     values, steps = by_hand
-    with pytest.raises(FeedlineError, match="StatisticsGen came to no result"):
+    with pytest.raises(FeedlineError, match="StatisticsGen has no result"):
         airflow_tasks.run_step(values, steps, "StatisticsGen", "first")
 
 
@@ -143,7 +143,7 @@ def test_the_file_holds_schedule_retries_and_absolute_paths(photos, tmp_path, mo
     for path in (photos, photos.parent / "root", photos.parent / "cache"):
         assert f"'{path}'" in text
     assert "not_there" not in text
-    assert f"schema {photos.parent}/not_there.pbtxt is not there: the DAG infers one" in hint
+    assert f"schema {photos.parent}/not_there.pbtxt does not exist: the DAG infers one" in hint
     assert "engine is left out" in hint
     assert "flink" not in text
     assert not (photos.parent / "root").exists()

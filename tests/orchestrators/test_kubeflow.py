@@ -17,7 +17,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError
 from pipeline.runners.kubeflow import compile as compile_pipeline
-from pipeline.runners.kubeflow_container import COMMAND, TYPES, with_types
+from pipeline.runners.kubeflow_container import COMMAND, TYPES, add_types
 from tests.command import feedline
 from tests.make_images import crop, encode
 
@@ -197,7 +197,7 @@ def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
         f'.create_run_from_pipeline_package("{compiled / "bucket.yaml"}"), or on Vertex AI: {vertex("bucket.yaml")}'
     )
     assert hints["plain.json"] == f"run it on Vertex AI: {vertex('plain.json', 'Photos')}{volume}"
-    review = f"; schema {compiled / 'schema.pbtxt'} is not there: the run infers one, review it and compile again"
+    review = f"; schema {compiled / 'schema.pbtxt'} does not exist: the run infers one, review it and compile again"
     assert hints["schema.yaml"].endswith(review + volume)
 
 
@@ -293,11 +293,11 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
     spec = json.dumps({"artifacts": {"examples": {"artifactType": declared}}})
     for came in ({}, {"type": {"schemaTitle": "system.Artifact"}}):
         given = ["x", "--json_serialized_invocation_args", invocation(came), "--json_serialized_inputs_spec_args", spec]
-        filled = with_types([*given, "--runner=FnApiRunner"])
+        filled = add_types([*given, "--runner=FnApiRunner"])
         assert json.loads(filled[2]) == json.loads(invocation({"type": declared}))
         assert (filled[0], filled[-1]) == ("x", "--runner=FnApiRunner")
     nothing = ["x", "--json_serialized_invocation_args", "{}", "--json_serialized_inputs_spec_args", "{}"]
-    assert with_types(nothing) == nothing
+    assert add_types(nothing) == nothing
 
 
 @pytest.mark.parametrize(
@@ -309,13 +309,13 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
         ({"kubeflow": {"gpus": 1}}, "p.yaml", "kubeflow.gpus is 1 and kubeflow.gpu_type is ''; give both or neither"),
         ({"kubeflow": {"pipeline_root": "/mnt"}}, "p.yaml", "kubeflow.pipeline_root is '/mnt'; "),
         ({"kubeflow": {"pipeline_root": ""}}, "p.yaml", "root is '/work'; containers of TFX share artifacts through a"),
-        ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it is made of a-z, 0-9 and -"),
+        ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it must have 1 to 128 characters"),
         ({}, "pipeline.txt", "--out pipeline.txt must end in .yaml"),
         ({"gate": {"drift_limits": {"brightness": 0.1}}}, "p.yaml", "gate.drift_limits is {'brightness': 0.1}, and on"),
         (
             {"evaluate": {"max_drop": 0.1}},
             "p.yaml",
-            "name it as kubeflow.baseline_model, or leave out evaluate.max_drop",
+            "name one as kubeflow.baseline_model, or leave out evaluate.max_drop",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_every_part_can_be_set_from_nested_settings():
             "'ingest.limits.min_side'; did you mean min_s",
         ),
         ({**MINIMAL, "train": {"epochs": "many"}}, "^train.epochs is the text 'many'; .* number of at least 1$"),
-        ({**MINIMAL, "schema": "/nowhere/s"}, "schema is '/nowhere/s', which is neither a file nor"),
+        ({**MINIMAL, "schema": "/nowhere/s"}, "schema is '/nowhere/s', which is not a file, and cannot"),
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),

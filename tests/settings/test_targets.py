@@ -16,7 +16,7 @@ import apache_beam as beam
 import pytest
 
 from beam_jobs.runners import flink_job_server
-from pipeline.cli.ingest import engine_of
+from pipeline.cli.ingest import parse_engine
 from pipeline.runners import airflow
 from pipeline.runners import kubeflow as run_kubeflow
 from tests.beam_jobs.runners.test_dataflow import NEEDED, work
@@ -290,7 +290,7 @@ def run_flink(settings: Mapping[str, Any], workplace: Path) -> FlinkJob:
     home = workplace / "java" / str(len(list(workplace.glob("java/*"))))
     with job_server(home) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_HOME", str(home))
-        with pytest.raises(RuntimeError), engine_of(None, [], given).open() as make, make() as pipeline:
+        with pytest.raises(RuntimeError), parse_engine(None, [], given).open() as make, make() as pipeline:
             _ = pipeline | beam.Create([1])
     logs = workplace / "logs"
     return FlinkJob(
@@ -306,7 +306,7 @@ def run_flink(settings: Mapping[str, Any], workplace: Path) -> FlinkJob:
 def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
     """Makes the jobs and does not send them."""
     usual = {**NEEDED, "beam_args": LOCAL, "sdk_container_image": IMAGE}
-    engine = engine_of(None, [], {"runner": "dataflow", **usual, **section(settings, "dataflow", workplace)})
+    engine = parse_engine(None, [], {"runner": "dataflow", **usual, **section(settings, "dataflow", workplace)})
     with engine.open() as make:
         jobs = [make() for _ in range(2)]
     options = [job.options.get_all_options(drop_default=True) for job in jobs]
@@ -323,7 +323,7 @@ def run_engine(settings: Mapping[str, Any], workplace: Path) -> str:
     runner = settings["engine.runner"]
     if runner == "flink":
         return run_flink({}, workplace).runner
-    with engine_of(None, [], {"runner": runner}).open() as make:
+    with parse_engine(None, [], {"runner": runner}).open() as make:
         return type(make().runner).__name__
 
 

@@ -192,7 +192,7 @@ def test_an_export_into_a_bucket_that_is_stopped_leaves_nothing_that_looks_whole
     assert staging.EXPORT_NAME not in left
     if code > 0:
         assert left == []
-        assert err.splitlines()[-1] == f"feedline: error: interrupted; nothing was exported, {url} is as it was"
+        assert err.splitlines()[-1] == f"feedline: error: interrupted; nothing was exported, {url} is unchanged"
     else:
         assert {staging.MARK, "train-000000.tar"} <= set(left)
     said("export", dataset, "--to", "webdataset", "--out", url)

@@ -1,7 +1,7 @@
-"""What `--json` prints, as JSON Schema (draft 2020-12). Nothing here imports what makes those results.
+"""JSON Schemas (draft 2020-12) of the output of `--json`, without imports of the code that makes the results.
 
-Here are the results of the commands that run the pipeline, look at its models and its input, or prepare a machine;
-those about datasets are in `data`.
+This module has the results of the commands that run a pipeline, read models, measure the input or check a machine;
+`data` has those of the commands for datasets.
 """
 
 from __future__ import annotations
@@ -26,182 +26,184 @@ from pipeline.cli.json_schema.data import (
 )
 
 _ACCURACY = one(
-    "Share of right answers on the held-back split.",
+    "Share of correct predictions on the held-back split.",
     value=share("The share."),
     low=share("Lower end of the 95 % interval."),
-    high=share("Upper end."),
+    high=share("Upper end of the 95 % interval."),
     images=whole("Number of images."),
 )
 _STEP = one(
     "A component.",
-    component=text("Its id."),
+    component=text("Id of the component."),
     state=text("`complete`, `cached`, or another state of ML Metadata."),
-    seconds=number("It took."),
+    seconds=number("Duration."),
     outputs=named(text("Directory."), "Output key -> directory."),
-    properties=named(named(text("Value."), "Name -> value."), "Output key -> custom properties that are text."),
+    properties=named(named(text("Value."), "Name -> value."), "Output key -> custom text properties."),
 )
 _SUMMARY = one(
-    "The run. When the model was not pushed the exit code is 3.",
-    dataset_dir=text("The published dataset."),
+    "The run. When the model is not pushed the exit code is 3.",
+    dataset_dir=text("Directory of the published dataset."),
     dataset=MANIFEST,
-    anomalies=named(whole("Features."), "Split -> anomalous features."),
-    findings=many(text("A sentence."), "What a gate that only reports found."),
+    anomalies=named(whole("Features."), "Split -> number of anomalous features."),
+    findings=many(text("A sentence."), "Findings of a gate that only reports."),
     accuracy=_ACCURACY,
     baseline=or_null(
-        {**_ACCURACY, "description": "Of the model blessed before on the same images; null for a first one."}
+        {**_ACCURACY, "description": "Accuracy of the last blessed model on the same images; null without one."}
     ),
-    blessed=truth("Whether the training ended well and the accuracy reached its limits."),
-    refused=many(text("A sentence."), "Every limit that the model missed."),
-    model_dir=text("The pushed model; empty when it was not pushed."),
-    report=text("The HTML report."),
-    schema=text("File of the schema that was used."),
-    schema_inferred=truth("Whether this pipeline inferred it, so that it waits for a reader."),
-    schema_named=truth("Whether the configuration names its file."),
-    steps=named(_STEP, "Component -> how it went."),
+    blessed=truth("Whether the training succeeded and the accuracy reached its limits."),
+    refused=many(text("A sentence."), "Limits that the model missed."),
+    model_dir=text("Directory of the pushed model; empty when it was not pushed."),
+    report=text("Path of the HTML report."),
+    schema=text("Path of the schema that was used."),
+    schema_inferred=truth("Whether this pipeline inferred the schema, so that it needs a review."),
+    schema_named=truth("Whether the configuration names the file of the schema."),
+    steps=named(_STEP, "Component -> step."),
     rates=one(
         "Images per second of the input pipeline.",
-        feedline=number("Of this one."),
-        naive=number("Of the naive one."),
-        ratio=number("How many times faster it is."),
+        feedline=number("Rate of this pipeline."),
+        naive=number("Rate of a naive pipeline."),
+        ratio=number("Ratio of the two rates."),
     ),
-    input_wait=share("Share of the time of the training steps that they waited for input."),
+    input_wait=share("Share of the training time spent waiting for input."),
 )
 _SETTINGS = one(
     "With `--show-config`: every setting.",
-    settings=anything("Nested as in pipeline.yaml; secrets are `***`."),
-    origin=named(text("`default`, `file NAME`, `environment NAME` or `option NAME`."), "Dotted key -> its layer."),
+    settings=anything("Settings, nested as in pipeline.yaml; secrets are `***`."),
+    origin=named(text("`default`, `file NAME`, `environment NAME` or `option NAME`."), "Dotted key -> layer."),
 )
 _ARTIFACT = one(
     "An artifact.",
-    id=whole("Its number in ML Metadata."),
-    type=text("Such as `Examples`."),
-    uri=text("Where it was written."),
-    maker=or_null(whole("Execution that made it; null when that is not part of the lineage.")),
+    id=whole("Id in ML Metadata."),
+    type=text("Type name, such as `Examples`."),
+    uri=text("Path that it was written to."),
+    maker=or_null(whole("Id of the execution that made it; null when that is not part of the lineage.")),
     role=text(
-        "`made` when the model came from it, `judged` when it says something about the model or its data, `compared` "
-        "when a judgement compared them with it.",
+        "`made`: the model was made from it; `judged`: a result of checking the model or its data; `compared`: an "
+        "earlier model or dataset that a check compared them with.",
         ("made", "judged", "compared"),
     ),
-    facts=named(text("Value."), "What identifies it."),
+    facts=named(text("Value."), "Name -> value that identifies the artifact."),
 )
-_NUMBERS = named(many(whole("Artifact."), "Numbers of artifacts."), "Key -> numbers of artifacts.")
+_ARTIFACT_IDS = named(many(whole("Artifact."), "Ids of artifacts."), "Key -> ids of artifacts.")
 _EXECUTION = one(
     "An execution.",
-    id=whole("Its number in ML Metadata."),
+    id=whole("Id in ML Metadata."),
     component=text("Id of the component."),
     type=text("Class of the component."),
     state=text("`complete`, or another state of ML Metadata."),
     cached=truth("Whether the run that made the model took the result from the cache."),
     run=text("Name of the run that did the work."),
-    started_ms=whole("Since the epoch."),
-    seconds=number("It took."),
-    code=text("Version of the code; empty when none was given."),
+    started_ms=whole("Start time in milliseconds since the epoch."),
+    seconds=number("Duration."),
+    code=text("Version of the code; empty when the parameters have none."),
     parameters=named({"description": "The value."}, "Name -> value."),
-    inputs={**_NUMBERS, "description": "Input key -> numbers of artifacts."},
-    outputs={**_NUMBERS, "description": "Output key -> numbers of artifacts."},
+    inputs={**_ARTIFACT_IDS, "description": "Input key -> ids of artifacts."},
+    outputs={**_ARTIFACT_IDS, "description": "Output key -> ids of artifacts."},
 )
 _LINEAGE = one(
     "The graph.",
-    database=text("Of ML Metadata."),
-    note=text("What to know about how MODEL was found; empty for nothing."),
-    model=whole("Number of the artifact that was asked for."),
+    database=text("Path of the ML Metadata database."),
+    note=text("Remark when MODEL was moved or is a copy; else empty."),
+    model=whole("Id of the artifact of MODEL."),
     pipeline=text("Name of the pipeline that made it."),
     run=text("Name of the run that made it."),
-    artifacts=many(_ARTIFACT, "In order of their making."),
-    executions=many(_EXECUTION, "In order of their start."),
+    artifacts=many(_ARTIFACT, "Artifacts in order of creation."),
+    executions=many(_EXECUTION, "Executions in order of their start."),
     edges=many(
         one(
             "An edge.",
             from_=text("`artifact:ID` or `execution:ID`."),
-            to=text("The other."),
-            key=text("Of the input or output."),
+            to=text("`artifact:ID` or `execution:ID`."),
+            key=text("Key of the input or output."),
         ),
-        "From what was read or ran to what ran or was made.",
+        "Edges from inputs to executions and from executions to outputs.",
     ),
 )
 _PREDICTION = one(
-    "What the model says about one file.",
-    path=text("Of the file."),
-    label=whole("Index of the likeliest class."),
-    text=text("Its name."),
-    probability=share("Of that class."),
+    "Prediction for a file.",
+    path=text("Path of the file."),
+    label=whole("Index of the most probable class."),
+    text=text("Name of that class."),
+    probability=share("Probability of that class."),
     labels=many(
         one(
             "A label of the image.",
             label=whole("Class index."),
             text=text("Class name."),
-            probability=share("Of that class."),
+            probability=share("Probability of the class."),
         ),
-        "That class; of a model of several labels an image, every class over 0.5, the most probable first.",
+        "That class; for a model with several labels per image, all classes over 0.5, the most probable first.",
     ),
 )
 _COST = {
     "images_s": number("Images per second."),
-    "cpu_us": number("Microseconds of CPU an image."),
-    "wall_us": number("Microseconds an image."),
+    "cpu_us": number("CPU time per image in microseconds."),
+    "wall_us": number("Time per image in microseconds."),
 }
 _FACTS = one(
-    "What was measured on what.",
-    dataset=text("Directory."),
+    "Conditions of the measurement.",
+    dataset=text("Directory of the dataset."),
     split=text("Name of the split."),
-    records=whole("In the split."),
-    shards=whole("Of the split."),
+    records=whole("Records of the split."),
+    shards=whole("Shards of the split."),
     record_bytes=number("Mean size of a record."),
-    policy=text("What the ingest made of the pixels.", ("copy", "resize", "raw")),
+    policy=text("Pixel policy of the dataset.", ("copy", "resize", "raw")),
     short_px=number("Mean short side of the stored images."),
-    side_px=whole("Height and width of what the model sees."),
-    batch_size=whole("Images a batch."),
-    ops=text("Chain of training."),
-    threads=whole("Of the input pipeline."),
-    cores=whole("That this process may use."),
-    readers=whole("Shards read at a time, at most."),
-    remote=truth("Whether the shards lie in an object store."),
+    side_px=whole("Height and width of the input of the model."),
+    batch_size=whole("Images per batch."),
+    ops=text("Ops of the training."),
+    threads=whole("Threads of the input pipeline."),
+    cores=whole("CPU cores that this process may use."),
+    readers=whole("Maximum number of shards read in parallel."),
+    remote=truth("Whether the shards are in an object store."),
     parse_batch=whole("Records parsed by one op."),
-    device=text("Of the step."),
-    model=text("Of the step; empty for none."),
-    in_memory=truth("Whether the shards were read into the page cache before."),
+    device=text("Device of the training step."),
+    model=text("Model of the training step; empty for none."),
+    in_memory=truth("Whether the shards were read into the page cache before the measurement."),
 )
 _ABLATED = one(
     "The pipeline without one of its optimisations.",
-    name=text("What was removed."),
-    without=text("What is done instead."),
+    name=text("Name of the optimisation."),
+    without=text("Replacement of the optimisation."),
     base=number("Images/s with it."),
     rate=number("Images/s without it."),
-    base_cpu_us=number("Microseconds of CPU an image with it."),
-    cpu_us=number("Without it."),
-    note=text("What else it is worth; empty for nothing."),
-    worth=number("How many times faster the pipeline is with it."),
+    base_cpu_us=number("CPU time per image with it, in microseconds."),
+    cpu_us=number("CPU time per image without it, in microseconds."),
+    note=text("Other effects; empty for none."),
+    worth=number("Ratio of the rates with and without it."),
 )
 _BENCH = one(
     "The measurements.",
     facts=_FACTS,
     stages=many(
         one(
-            "A stage alone.",
-            name=text("Of the stage, or the op as it is spelled."),
-            kind=text("Of the stage."),
+            "A stage, measured separately.",
+            name=text("Name of the stage, or the op."),
+            kind=text("Kind of the stage."),
             **_COST,
-            up_to_here_images_s=or_null(number("Of the pipeline up to this stage; null when it was not measured.")),
+            up_to_here_images_s=or_null(
+                number("Images/s of the pipeline up to this stage; null when it was not measured.")
+            ),
         ),
-        "In order.",
+        "Stages in order.",
     ),
     ops=one("All ops together.", **_COST),
-    pipeline=one("The whole input pipeline.", **_COST),
-    limit=one("What the machine does without a pipeline.", **_COST, is_=text("What that is.")),
+    pipeline=one("The complete input pipeline.", **_COST),
+    limit=one("The limit of the machine without a pipeline.", **_COST, is_=text("Description of the limit.")),
     efficiency=number("Rate of the pipeline as a share of the limit."),
-    cpu_efficiency=number("The same in CPU time."),
+    cpu_efficiency=number("The same ratio in CPU time."),
     baselines=named(
-        one("A baseline.", **_COST, ratio=number("How many times faster the pipeline is.")),
-        "Name -> what people write without this project.",
+        one("A baseline.", **_COST, ratio=number("Ratio of the rate of the pipeline to it.")),
+        "Name -> a pipeline written without this project.",
     ),
     trained=or_null(one("Pipeline, transfer and step together; null without `--model`.", **_COST)),
     ablation=many(_ABLATED, "Empty without `--ablation`."),
-    disturbed=truth("Whether other processes took part of the machine."),
+    disturbed=truth("Whether other processes used the CPU."),
     bottleneck=one(
-        "What limits the pipeline.",
-        stage=text("A kind of stage."),
-        sentence=text("That, with figures, and what to do about it."),
-        option=text("The option to change, `name` or `name=value`; empty when none helps."),
+        "The bottleneck of the pipeline.",
+        stage=text("Kind of the stage."),
+        sentence=text("Description with figures and a remedy."),
+        option=text("Option to change, `name` or `name=value`; empty for none."),
     ),
     html=text("File of the chart; empty without `--html`."),
 )
@@ -211,61 +213,61 @@ RUN_SCHEMAS: dict[str, Schema] = {
     "run": either(_SUMMARY, _SETTINGS),
     "lineage": _LINEAGE,
     "predict": one(
-        "The answers. When files are left out the exit code is 3.",
-        predictions=many(_PREDICTION, "In the order of the files."),
-        refused=named(text("Reason."), "Path of a file that was left out -> why."),
+        "The predictions. When a file is refused the exit code is 3.",
+        predictions=many(_PREDICTION, "Predictions in the order of the files."),
+        refused=named(text("Reason."), "Path of a refused file -> reason."),
     ),
     "bench input": _BENCH,
 }
 
 
 _CHECK = one(
-    "One thing that was looked at.",
-    name=text("What it is."),
-    ok=truth("Whether it is as it should be."),
-    detail=text("The value that was found."),
-    remedy=text("The command that repairs it; empty when it is ok."),
-    needed=truth("Whether the target cannot work without."),
-    mark=text("`warn` for what is not ok and not needed.", ("ok", "warn", "missing")),
+    "A check.",
+    name=text("Name of the check."),
+    ok=truth("Whether the check passed."),
+    detail=text("The observed value."),
+    remedy=text("Command that repairs a failure; empty when the check passed."),
+    needed=truth("Whether the target requires it."),
+    mark=text("`warn` for a failed check that is not required.", ("ok", "warn", "missing")),
 )
 
 MACHINE_SCHEMAS: dict[str, Schema] = {
     "init": one(
-        "What was written.",
-        directory=text("Where."),
-        files=many(text("Name."), "Files, relative to it."),
-        next=text("The command to go on with."),
+        "The project.",
+        directory=text("Directory of the project."),
+        files=many(text("Name."), "Files, relative to the directory."),
+        next=text("The next command."),
     ),
     "compile": one(
-        "What was written.",
+        "The file.",
         target=text("Orchestrator.", ("airflow", "kubeflow")),
         file=text("Path of the file."),
-        next=text("What to do with it, a sentence."),
+        next=text("The next step, a sentence."),
     ),
     "doctor": one(
-        "What was looked at. When something is missing the exit code is 3.",
-        target=text("Where it is to run."),
-        ready=truth("Whether nothing that is needed is missing."),
-        checks=many(_CHECK, "In the order in which to repair them."),
+        "The checks. When something is missing the exit code is 3.",
+        target=text("Target."),
+        ready=truth("Whether all required checks passed."),
+        checks=many(_CHECK, "Checks in the order of their repair."),
     ),
 }
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-# Command, without the name of the program -> what its result is.
+# Command, without the name of the program -> schema of the result.
 RESULTS: Mapping[str, Schema] = {**data.DATASET_SCHEMAS, **data.LOOK_SCHEMAS, **RUN_SCHEMAS, **MACHINE_SCHEMAS}
-# On standard error, its last line, when `--json` was given and the exit code is not 0 and stands in no result.
+# The last line of standard error of a command with `--json` that fails, unless the result contains the failure.
 ERROR = one(
-    "Why a command ended.",
+    "The failure of a command.",
     error=one(
-        "The mistake.",
-        message=text("For people, with the remedy."),
+        "The error.",
+        message=text("Message for users, with the remedy."),
         code=whole("The exit code.", 1),
-        kind=text("For machines."),
+        kind=text("Stable kind of the error."),
     ),
 )
 
 
-def schema_of(command: str) -> Schema:
-    """Returns the schema of what a command, such as `schema diff`, prints with `--json`."""
+def result_schema(command: str) -> Schema:
+    """Returns the schema of the output of a command, such as `schema diff`, with `--json`."""
     return {"$schema": DIALECT, "title": f"feedline {command} --json", **RESULTS[command]}

@@ -89,7 +89,7 @@ def ask_python(tmp_path):
     from pipeline.doctor import flink
 
     (tmp_path / "script").write_text(f"#!{sys.executable}\n")
-    assert flink._python_of(str(tmp_path / "script")) == platform.python_version()
+    assert flink._python_version(str(tmp_path / "script")) == platform.python_version()
 
 
 def start_server(tmp_path):

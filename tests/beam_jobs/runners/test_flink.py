@@ -11,7 +11,7 @@ import pytest
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.flink import WORKER, Options, worker_path
-from pipeline.cli.ingest import engine_of
+from pipeline.cli.ingest import parse_engine
 from tests.engines.flink_parts import program, serving
 
 JAR = bytes(range(256)) * 64
@@ -27,12 +27,12 @@ def served(tmp_path):
 
 
 def test_settings_come_from_the_command_line():
-    options = engine_of("flink", ["parallelism=4", "flink_master=flink.example:8081", "java_memory=512m"])
+    options = parse_engine("flink", ["parallelism=4", "flink_master=flink.example:8081", "java_memory=512m"])
     assert options == Options(parallelism=4, flink_master="flink.example:8081", java_memory="512m")
 
 
 def test_a_version_may_look_like_a_number():
-    assert engine_of("flink", ["flink_version=1.20"]).flink_version == "1.20"
+    assert parse_engine("flink", ["flink_version=1.20"]).flink_version == "1.20"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_version_may_look_like_a_number():
 )
 def test_a_wrong_setting_is_named(setting, problem):
     with pytest.raises(OptionError, match=problem):
-        engine_of("flink", [setting])
+        parse_engine("flink", [setting])
 
 
 def test_workers_are_started_in_one_way():

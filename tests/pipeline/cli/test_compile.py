@@ -59,10 +59,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path,
     [
         (
             {"root": "gs://BUCKET/photos"},
-            "root is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET",
+            "root is 'gs://BUCKET/photos'; replace BUCKET by your name",
         ),
-        ({"source": "gs://YOUR-BUCKET/raw"}, "ingest.source is 'gs://YOUR-BUCKET/raw'; write the name of yours in"),
-        ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; write the name of yours in the place of IMAGE"),
+        ({"source": "gs://YOUR-BUCKET/raw"}, "ingest.source is 'gs://YOUR-BUCKET/raw'; replace YOUR-BUCKET by"),
+        ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; replace IMAGE by your name"),
     ],
 )
 def test_placeholders_are_refused(tmp_path, capsys, values, message):

@@ -13,7 +13,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import flink
 from pipeline import cli
-from pipeline.cli.ingest import engine_of
+from pipeline.cli.ingest import parse_engine
 from tests.engines.flink_parts import program
 
 
@@ -25,9 +25,9 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
 
 def test_the_local_engine_has_nothing_to_set():
     with pytest.raises(
-        OptionError, match="--runner-option is 'parallelism=4'; the local runner has none, name it with --runner"
+        OptionError, match="--runner-option is 'parallelism=4'; the local runner has no options, name another"
     ):
-        engine_of("local", ["parallelism=4"])
+        parse_engine("local", ["parallelism=4"])
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,19 @@ def test_the_local_engine_has_nothing_to_set():
 )
 def test_a_setting_that_cannot_be_read_is_named(assignment, message):
     with pytest.raises(OptionError, match=message):
-        engine_of("flink", [assignment])
+        parse_engine("flink", [assignment])
 
 
 def test_the_command_line_names_what_is_wrong_and_writes_nothing(photos, tmp_path, capsys):
     out = tmp_path / "dataset"
     code, errors = outcome(capsys, "ingest", photos, "--out", out, "--runner-option", "parallelism=4")
-    assert (code, "the local runner has none" in errors) == (2, True)
+    assert (code, "the local runner has no options" in errors) == (2, True)
     assert not out.exists()
 
 
 def test_a_number_stays_the_text_it_was_typed_as_where_text_is_wanted():
     with pytest.raises(OptionError, match="project is '12345678'; it must be the id of a project"):
-        engine_of("dataflow", ["project=12345678", "region=us-central1", "temp_location=gs://bucket/temp"])
+        parse_engine("dataflow", ["project=12345678", "region=us-central1", "temp_location=gs://bucket/temp"])
 
 
 # --- the section `engine`
@@ -55,16 +55,16 @@ def test_a_number_stays_the_text_it_was_typed_as_where_text_is_wanted():
 
 def test_options_win_over_the_section_of_the_same_engine():
     section = {"runner": "flink", "parallelism": 3, "retries": 1}
-    assert engine_of(None, [], section) == flink.Options(parallelism=3, retries=1)
-    assert engine_of("flink", ["parallelism=4"], section) == flink.Options(parallelism=4, retries=1)
-    assert engine_of("flink", [], {"retries": 1}) == flink.Options(retries=1)
-    assert engine_of("local", [], section) == runners.engine_settings("local")()
-    assert engine_of(None, [], None) == runners.engine_settings("local")()
+    assert parse_engine(None, [], section) == flink.Options(parallelism=3, retries=1)
+    assert parse_engine("flink", ["parallelism=4"], section) == flink.Options(parallelism=4, retries=1)
+    assert parse_engine("flink", [], {"retries": 1}) == flink.Options(retries=1)
+    assert parse_engine("local", [], section) == runners.engine_settings("local")()
+    assert parse_engine(None, [], None) == runners.engine_settings("local")()
 
 
 def test_settings_without_a_runner_are_not_passed_over():
     with pytest.raises(OptionError, match="engine.retries is set and engine.runner is not; set that too, or --runner"):
-        engine_of(None, [], {"retries": 1})
+        parse_engine(None, [], {"retries": 1})
 
 
 @pytest.fixture
@@ -128,6 +128,6 @@ def test_a_source_in_s3_needs_workers_that_have_a_client_for_it():
     ingest = IngestOptions(source="s3://bucket/photos", out="gs://bucket/dataset")
     where = ["project=my-project-1", "region=us-central1", "temp_location=gs://bucket/temp"]
     with pytest.raises(OptionError, match="is in S3, .*; set sdk_container_image to an image built with"):
-        engine_of("dataflow", where).check(ingest)
-    engine_of("dataflow", [*where, "sdk_container_image=registry/feedline"]).check(ingest)
-    engine_of("dataflow", where).check(dataclasses.replace(ingest, source="gs://bucket/photos"))
+        parse_engine("dataflow", where).check(ingest)
+    parse_engine("dataflow", [*where, "sdk_container_image=registry/feedline"]).check(ingest)
+    parse_engine("dataflow", where).check(dataclasses.replace(ingest, source="gs://bucket/photos"))

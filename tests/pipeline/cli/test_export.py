@@ -90,7 +90,7 @@ cli.main(["export", "dataset", "--to", "{}", "--out", "out"])
 
 
 @pytest.mark.parametrize(
-    ("to", "left"), [("webdataset", "the export in out is whole"), ("dali", "out is whole or as it was")]
+    ("to", "left"), [("webdataset", "the export in out is complete"), ("dali", "out is complete or unchanged")]
 )
 def test_an_interruption_of_a_whole_export_does_not_say_that_nothing_was_exported(place, to, left):
     run = subprocess.run(
@@ -108,6 +108,6 @@ def test_an_interruption_says_that_nothing_was_exported(place):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == "feedline: error: interrupted; nothing was exported, out is as it was"
+    assert said.splitlines()[-1] == "feedline: error: interrupted; nothing was exported, out is unchanged"
     assert "Traceback" not in said
     assert os.listdir(place) == ["dataset"]

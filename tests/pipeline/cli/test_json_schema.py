@@ -16,7 +16,7 @@ from beam_jobs.common import strings
 from beam_jobs.errors import FeedlineError
 from pipeline.cli import cli, common
 from pipeline.cli import execute as run
-from pipeline.cli.json_schema import ERROR, RESULTS, schema_of
+from pipeline.cli.json_schema import ERROR, RESULTS, result_schema
 from pipeline.cli.reference import commands_with_json, json_page
 from tests.make_images import class_folders
 
@@ -28,7 +28,7 @@ COMMANDS = list(commands_with_json())
 
 def check(command: str, values: Any) -> None:
     """Fails with every difference between a result and the schema of its command."""
-    found = Draft202012Validator(schema_of(command)).iter_errors(values)
+    found = Draft202012Validator(result_schema(command)).iter_errors(values)
     assert [f"{error.json_path}: {error.message[:200]}" for error in found] == []
 
 
@@ -78,8 +78,8 @@ def test_the_schema_is_printed_without_any_other_argument(capsys, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_object_is_closed_and_every_key_has_a_meaning(command):
-    Draft202012Validator.check_schema(schema_of(command))
-    for where, schema in objects(schema_of(command), command):
+    Draft202012Validator.check_schema(result_schema(command))
+    for where, schema in objects(result_schema(command), command):
         assert schema["additionalProperties"] is False, where
         always = [name for name, value in schema["properties"].items() if "absent" not in value["description"]]
         assert schema["required"] == always, where
@@ -205,8 +205,8 @@ def test_only_the_option_asks_for_json(place, capsys):
 
 
 def test_every_kind_of_error_is_documented():
-    kinds = [kind for kind, _, _ in common.mistake_kinds()]
+    kinds = [kind for kind, _, _ in common.error_kinds()]
     assert len(kinds) == len(set(kinds))
     assert {"usage_error", "gate_failed", "interrupted", "unforeseen"} <= set(kinds)
     rows = PAGE.read_text(encoding="utf-8")
-    assert [kind for kind, code, _ in common.mistake_kinds() if f"| `{kind}` | {code} |" not in rows] == []
+    assert [kind for kind, code, _ in common.error_kinds() if f"| `{kind}` | {code} |" not in rows] == []

@@ -82,7 +82,7 @@ def test_a_dataset_is_compared_by_the_schema_it_would_get(place, capsys):
 def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
     (place / "old.pbtxt").write_text("# reviewed\n")
     assert run("schema init dataset --out old.pbtxt".split()) == 2
-    assert "old.pbtxt exists, and somebody may have reviewed it" in capsys.readouterr().err
+    assert "old.pbtxt exists, and may have been reviewed" in capsys.readouterr().err
     assert (place / "old.pbtxt").read_text() == "# reviewed\n"
     assert run("schema init dataset --out old.pbtxt --overwrite --json".split()) == 0
     assert json.loads(capsys.readouterr().out) == {"schema": str(place / "old.pbtxt"), "features": 11}

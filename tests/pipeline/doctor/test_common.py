@@ -17,7 +17,7 @@ from beam_jobs import stack
 from beam_jobs.errors import OptionError
 from pipeline import doctor
 from pipeline.cli import execute
-from pipeline.cli.json_schema import schema_of
+from pipeline.cli.json_schema import result_schema
 from pipeline.doctor import TARGETS, Check, local
 from tests.command import feedline
 
@@ -49,7 +49,7 @@ def by_name(checks: Iterator[Check]) -> dict[str, Check]:
 
 
 def test_a_check_that_fails_has_to_say_what_repairs_it():
-    with pytest.raises(ValueError, match="'java' found 'none' and does not say what repairs it"):
+    with pytest.raises(ValueError, match="'java' failed with 'none' and has no remedy"):
         Check(name="java", ok=False, detail="none")
 
 
@@ -67,10 +67,10 @@ def test_every_target_has_its_module_of_checks():
 def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_installs_it(distribution):
     core, extra = by_name(doctor.packages("")), by_name(doctor.packages("tfx"))
     assert core.keys() == {"numpy"}
-    assert core["numpy"].detail.endswith("asked for is <1")
+    assert core["numpy"].detail.endswith("required is <1")
     assert core["numpy"].remedy.endswith("pip install 'numpy<1'")
     assert extra.keys() == {"no-such-package"}
-    assert extra["no-such-package"].detail == "is not installed, asked for is >=2"
+    assert extra["no-such-package"].detail == "is not installed, required is >=2"
     assert extra["no-such-package"].remedy.endswith("pip install 'no-such-package[fast]>=2'")
 
 
@@ -119,8 +119,8 @@ def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what
 
 
 def test_a_program_that_hangs_or_is_not_there_is_given_up():
-    assert doctor.output_of([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
-    assert doctor.output_of(["/no/such/program"], 1)[0] == -1
+    assert doctor.run_program([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
+    assert doctor.run_program(["/no/such/program"], 1)[0] == -1
 
 
 # --- local
@@ -162,7 +162,7 @@ def test_the_command_says_that_this_machine_is_ready(photos, tmp_path):
     (tmp_path / "pipeline.yaml").write_text(f"root: work\ningest: {{source: {json.dumps(str(photos))}}}\n")
     done = feedline("doctor", "--config", "pipeline.yaml", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
-    assert list(Draft202012Validator(schema_of("doctor")).iter_errors(said)) == []
+    assert list(Draft202012Validator(result_schema("doctor")).iter_errors(said)) == []
     assert (done.returncode, said["target"], said["ready"]) == (0, "local", True), done.stderr
     marks = {check["name"]: check["mark"] for check in said["checks"]}
     assert marks["tensorflow and tfx"] == marks["beam"] == marks["configuration"] == "ok"

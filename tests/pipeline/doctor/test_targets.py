@@ -135,7 +135,7 @@ def test_a_file_that_asks_for_another_runner_is_told_so_and_what_was_looked_at(t
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     found = checks["section engine"]
     assert found["mark"] == "warn"
-    assert found["detail"] == "engine.runner is dataflow, not flink, which is looked at with its defaults"
+    assert found["detail"] == "engine.runner is dataflow, not flink, which is checked with its defaults"
     assert found["remedy"].startswith("feedline doctor --target dataflow -c pipeline.yaml, or ")
     assert "cluster" in checks
 
@@ -183,8 +183,8 @@ def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
         name: check.detail for name, check in by_name(orchestrators.kubeflow_checks(settings)).items() if not check.ok
     }
     assert wrong == {
-        "container image": f"{settings['kubeflow']['image']}; PROJECT stands for the name of yours",
-        "bucket": "gs://BUCKET/photos; BUCKET stands for the name of yours",
+        "container image": f"{settings['kubeflow']['image']}; replace PROJECT by your name",
+        "bucket": "gs://BUCKET/photos; replace BUCKET by your name",
     }
 
 
@@ -195,7 +195,7 @@ def test_what_the_checks_do_not_know_is_found_by_compiling():
         "kubeflow": {"image": "registry/feedline:1"},
     }
     check = by_name(orchestrators.kubeflow_checks(settings))["compile"]
-    assert check.detail == "ingest.source is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET"
+    assert check.detail == "ingest.source is 'gs://BUCKET/photos'; replace BUCKET by your name"
     assert check.remedy.startswith("feedline run --config pipeline.yaml --show-config")
 
 
@@ -250,7 +250,7 @@ def test_without_the_program_of_airflow_it_says_that_compile_needs_none(tmp_path
     assert "-r constraints/airflow3.txt" in check.remedy
     (tmp_path / "airflow").write_text("#!/bin/sh\n")
     (tmp_path / "airflow").chmod(0o755)
-    assert "is no script of Python" in by_name(orchestrators.airflow_checks(SETTINGS))["airflow"].detail
+    assert "is not a Python script" in by_name(orchestrators.airflow_checks(SETTINGS))["airflow"].detail
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\nimport airflow\n")
     (tmp_path / "airflow.py").write_text("raise OSError('the disk is broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

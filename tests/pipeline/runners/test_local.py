@@ -10,7 +10,7 @@ from beam_jobs.options import IngestOptions
 from pipeline.config import build
 from pipeline.runners.local import _logging_to, preflight, run
 from pipeline.runs.history import Step
-from pipeline.runs.root import check_free, images_dir, keep_schema
+from pipeline.runs.root import check_free, copy_schema, images_dir
 from tests.make_images import class_folders
 
 
@@ -39,7 +39,7 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
     [
         (
             {"columns": {"labels": "tags"}},
-            "^the images have any number of labels; a model is trained on one label each",
+            "^the images have any number of labels; a model needs one label per image",
         ),
         ({"columns": {"label": "tags"}, "facts": "basic"}, "^facts is basic; statistics and normalisation need"),
     ],
@@ -107,16 +107,16 @@ def inferred(tmp_path) -> dict[str, Step]:
 
 def test_an_inferred_schema_is_kept_under_its_name_and_never_over_a_file(tmp_path, photos, inferred):
     asked = build({"root": str(tmp_path), "ingest": {"source": str(photos)}, "schema": str(tmp_path / "mine.pbtxt")})
-    assert keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert copy_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
     assert (tmp_path / "mine.pbtxt").read_text() == "inferred"
     (tmp_path / "mine.pbtxt").write_text("reviewed meanwhile")
-    assert keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert copy_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
     assert (tmp_path / "mine.pbtxt").read_text() == "reviewed meanwhile"
 
 
 def test_without_a_name_the_schema_goes_into_the_root_and_a_reviewed_one_nowhere(tmp_path, photos, inferred):
-    assert keep_schema(config(photos, tmp_path), inferred) == str(tmp_path / "schema.inferred.pbtxt")
-    assert keep_schema(config(photos, tmp_path), {}) == ""
+    assert copy_schema(config(photos, tmp_path), inferred) == str(tmp_path / "schema.inferred.pbtxt")
+    assert copy_schema(config(photos, tmp_path), {}) == ""
 
 
 def test_rejected_images_of_a_table_are_looked_for_beside_it(tmp_path, photos):

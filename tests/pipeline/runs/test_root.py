@@ -11,14 +11,14 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 from beam_jobs.errors import GateFailed, OptionError
 from pipeline.config import PipelineConfig, build
 from pipeline.runs.history import open_store
-from pipeline.runs.root import alone, check_free, clear_dead
+from pipeline.runs.root import check_free, clear_failed, exclusive_run
 from tests.pipeline.ledger import FAILED, RUNNING, Ledger
 
 HOLD = """
 import sys, time
-from pipeline.runs.root import alone
+from pipeline.runs.root import exclusive_run
 from pipeline.config import build
-with alone(build({"root": sys.argv[1], "ingest": {"source": "photos"}})):
+with exclusive_run(build({"root": sys.argv[1], "ingest": {"source": "photos"}})):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -47,7 +47,7 @@ def ledger(config) -> Ledger:
 
 
 def enter(config: PipelineConfig) -> None:
-    with alone(config):
+    with exclusive_run(config):
         pass
 
 
@@ -69,7 +69,7 @@ def test_only_outputs_of_executions_that_ended_well_stay(config, ledger):
 
 def test_what_a_run_that_raises_leaves_is_removed_too_and_its_reason_is_kept(config, ledger):
     def run():
-        with alone(config):
+        with exclusive_run(config):
             ledger.execute("one", "Trainer", state=RUNNING)
             output(config, "Trainer/model/4")
             raise GateFailed("too many leaks")
@@ -80,7 +80,7 @@ def test_what_a_run_that_raises_leaves_is_removed_too_and_its_reason_is_kept(con
 
 
 def test_executions_of_a_killed_run_stop_counting_as_running(config, ledger):
-    clear_dead(config)
+    clear_failed(config)
     states = [execution.last_known_state for execution in open_store(config.metadata_path).get_executions()]
     assert states == [pb.Execution.COMPLETE, FAILED, FAILED]
 
@@ -89,7 +89,7 @@ def test_a_moved_root_loses_nothing_although_every_path_in_its_database_is_anoth
     moved = tmp_path / "moved"
     os.rename(config.root, moved)
     there = build({"root": str(moved), "ingest": {"source": "photos"}})
-    clear_dead(there)
+    clear_failed(there)
     assert held(there) == ["artifacts/ImageExampleGen/examples/1"]
 
 
@@ -97,7 +97,7 @@ def test_files_between_a_component_and_its_launcher_go_and_what_the_next_attempt
     output(config, "Trainer/.system/executor_execution/3/.temp")
     output(config, "ImageExampleGen/examples/.work-0a1b-2c3d")
     output(config, "ImageExampleGen/examples/notes of a person")
-    clear_dead(config)
+    clear_failed(config)
     assert held(config) == [
         "artifacts/ImageExampleGen/examples/.work-0a1b-2c3d",
         "artifacts/ImageExampleGen/examples/1",
@@ -108,14 +108,14 @@ def test_files_between_a_component_and_its_launcher_go_and_what_the_next_attempt
 def test_half_a_push_goes_and_versions_stay(config):
     for name in (".pushing-1700000001", "1700000000"):
         (Path(config.serving_dir) / name).mkdir(parents=True)
-    clear_dead(config)
+    clear_failed(config)
     assert os.listdir(config.serving_dir) == ["1700000000"]
 
 
 def test_artifacts_of_a_lost_database_stop_the_run_instead_of_being_written_into(config, ledger):
     os.remove(config.metadata_path)
     before = held(config)
-    with pytest.raises(OptionError, match=r"holds artifacts/\S+/\d, of which its metadata.sqlite knows nothing"):
+    with pytest.raises(OptionError, match=r"holds artifacts/\S+/\d, which is not in its metadata.sqlite;"):
         enter(config)
     assert held(config) == before
 

@@ -67,7 +67,7 @@ def test_text_says_what_a_user_wants_to_know(summary):
         ),
         ({"findings": ("drift: image/brightness in train: 0.4",)}, "gate         only reports: drift: image"),
         ({"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)}, "before       0.7500, 95 % interval"),
-        ({"schema_named": True}, "schema       inferred, for there was no such file yet; review it"),
+        ({"schema_named": True}, "schema       inferred, because the file did not exist; review it"),
     ],
 )
 def test_what_is_not_as_usual_is_said(summary, changed, said):

@@ -239,7 +239,7 @@ def test_sections_of_targets_are_carried_and_no_part_of_a_pipeline(config):
         (["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
         (
             ["engine.runner=flink", "engine.project=p"],
-            "'engine.project'; .*, for runner is flink \\(engine.project from",
+            "'engine.project'; .*, because runner is flink \\(engine.project from",
         ),
     ],
 )
