@@ -64,7 +64,7 @@ def test_every_setting_is_offered_once_and_taken():
         key = tuple(name.removesuffix("=").split("."))
         assert name.endswith("=")
         assert not catalog.is_section(".".join(key))
-        assert catalog.hint(key) is not None, name
+        assert catalog.setting_type(key) is not None, name
 
 
 def test_values_are_taken_as_they_are_typed(capsys):
