@@ -87,16 +87,6 @@ def test_bad_rows_are_rejected_and_good_ones_published(write_table):
     ]
 
 
-def test_a_number_too_large_for_a_record_is_kept_as_text(write_table):
-    # int64 is all that a record holds; a serial number of 20 digits must not stop the ingest.
-    options = write_table(
-        'a,"images, raw/0.jpg",cat,,train,99999999999999999999,,',
-        'b,"images, raw/1.jpg",cat,,eval,1,,',
-    )
-    ingest.run(options)
-    assert records_of(options)["a"]["extra/age"] == [b"99999999999999999999"]
-
-
 IDENTIFIERS = [123456700.0 + number for number in range(5)]
 
 

@@ -43,8 +43,6 @@ def test_a_manifest_survives_the_disk(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"channels": None},
-        {"label_kind": "none", "labels": ()},
         {"source": os.fsdecode(b"photos\xff")},  # a path that is not UTF-8
     ],
 )

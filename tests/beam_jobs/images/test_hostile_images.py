@@ -15,10 +15,8 @@ from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageFacts
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
-from tests.make_images import jpeg, png
 from trainer.ops import IMAGE, apply_ops, parse_ops
 
 LIMITS = ImageLimits()
@@ -129,13 +127,6 @@ def test_no_damage_gets_past_the_examination(section: str, policy: str):
             trainer(encoded, facts.height, facts.width)
         kept += 1
     assert 5 < kept < 145
-
-
-@pytest.mark.parametrize(("data", "kind", "name"), [(jpeg(), "jpeg", "a.png"), (png(), "png", "a")])
-def test_the_name_of_a_file_says_nothing(data, kind, name, tmp_path):
-    (tmp_path / name).write_bytes(data)
-    read = Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name)
-    assert process.examine(read, LIMITS)[1].format == kind
 
 
 def documented(heading: str) -> list[tuple[str, ...]]:

@@ -201,12 +201,6 @@ def test_what_a_crowd_costs_has_a_limit_and_what_is_left_out_is_counted(monkeypa
     assert found.unsearched[one[missed]].all()
 
 
-def test_ends_of_a_chain_are_in_one_cluster():
-    hashes = [BASE, flipped(BASE, [5, 6]), flipped(BASE, [5, 6, 30, 31])]
-    assert clusters_of(looks(hashes), 2) == [0, 0, 0]
-    assert clusters_of(looks([hashes[0], hashes[2]]), 2) == [0, 1]
-
-
 def dense(count: int, bits: int, share: float = 0.5, seed: int = 2) -> list[int]:
     """Returns hashes that differ in the same few bits alone, each with that share of them flipped."""
     random = np.random.default_rng(seed)

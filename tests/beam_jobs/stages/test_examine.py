@@ -85,13 +85,6 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
     assert rejects[2]["detail"] == "No such file or directory"
 
 
-def test_a_bucket_of_bad_images_has_an_empty_table_of_facts(source):
-    bucket, task = bucket_of(source, "2.png"), task_of(source)
-    assert examine_bucket(bucket, task).good == 0
-    facts = schemas.read(facts_path(task.reader.work, bucket))
-    assert (len(facts), facts.schema) == (0, schemas.EXAMINED)
-
-
 def test_results_are_the_same_bytes_each_time_with_any_number_of_threads(source):
     bucket = bucket_of(source, *FILES, *MIXED)
     one, other = task_of(source), task_of(source, "again", threads=4)
@@ -110,18 +103,6 @@ def test_a_file_over_the_limit_is_not_read_whole(source):
         "11 bytes; max_bytes is 10",
         11,
     )
-
-
-def test_what_is_not_a_file_is_a_reject_and_an_absolute_path_is_read_where_it_is(source):
-    (source / "folder").mkdir()
-    refs = [make_ref("folder"), make_ref("x", uri=str(source / "1.jpg")), make_ref("y", uri="/nowhere/1.jpg")]
-    bucket, task = bucket_of_refs(source, *refs), task_of(source)
-    examine_bucket(bucket, task)
-    assert [row["key"] for row in facts_of(task, bucket)] == ["x"]
-    assert [(row["key"], row["reason"], row["detail"]) for row in rejects_of(task, bucket)] == [
-        ("folder", "unreadable", "Is a directory"),
-        ("y", "unreadable", "No such file or directory"),
-    ]
 
 
 def test_what_has_to_change_is_kept_in_the_spool_and_nothing_else(source):
@@ -291,7 +272,6 @@ BOX = ImageObject(label="cat", bbox=(10.0, 10.0, 30.0, 30.0))
     ("key", "said", "detail"),
     [
         ("a.jpg", Annotations(objects=(BOX,), size=(60, 80)), ""),
-        ("a.jpg", Annotations(objects=(replace(BOX, bbox=(10.0, 10.0, 95.0, 30.0)),)), "object 0 (cat): the box"),
         # Boxes are of the upright image: this one lies on its side in its file.
         ("d.jpg", Annotations(objects=(BOX,), size=(80, 60)), ""),
         ("d.jpg", Annotations(objects=(BOX,), size=(60, 80)), "the annotations are of an image of 80x60 pixels"),

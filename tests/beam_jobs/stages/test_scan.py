@@ -38,11 +38,6 @@ def test_a_split_column_may_name_only_known_splits(tmp_path):
     assert reject.detail == "the split column says 'tset'; known are train, eval"
 
 
-def test_nothing_but_rejects_makes_no_bucket(tmp_path):
-    found = scan([REJECT], str(tmp_path), 3, SPLITS, "")
-    assert (found.buckets, found.found, found.bytes) == ((), 1, 0)
-
-
 def test_the_same_source_gives_the_same_names(tmp_path):
     assert names_of(tmp_path) == names_of(tmp_path / "elsewhere")
 

@@ -29,8 +29,7 @@ def unpacked(path: object, packing: str) -> bytes:
 @pytest.mark.parametrize(
     ("packing", "data"),
     [
-        *(("gzip", DATA), ("bzip2", DATA), ("xz", DATA), ("zlib", DATA)),
-        *(("gzip", b""), ("bzip2", b"x"), ("xz", b""), ("zlib", b"x")),
+        *(("gzip", DATA), ("bzip2", DATA), ("xz", DATA), ("zlib", DATA), ("gzip", b"")),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
@@ -57,7 +56,7 @@ def test_other_files_are_not_taken_for_packed(head):
     assert decompress.packing_of(head[:10]) == ""
 
 
-@pytest.mark.parametrize("level", [0, 5, 9])
+@pytest.mark.parametrize("level", [0, 9])
 def test_zlib_streams_may_be_zlib_streams(level):
     assert decompress.is_zlib(zlib.compress(b"x", level))
 
