@@ -103,8 +103,7 @@ def test_identifiers_that_pandas_wrote_with_a_point_reach_the_records_as_they_ar
 
 def test_numbers_that_float32_changes_are_counted_said_and_refused_on_demand(write_table):
     options = write_table(
-        'a,"images, raw/0.jpg",cat,,train,123456701.0,1e39,',
-        'b,"images, raw/1.jpg",cat,,eval,0.5,0.25,',
+        'a,"images, raw/0.jpg",cat,,train,123456701.0,1e39,', 'b,"images, raw/1.jpg",cat,,eval,0.5,0.25,'
     )
     with pytest.raises(
         Float32Loss, match="^float32, in which .* changes 1 of 2 numbers of the user column 'age'.*'dose'"

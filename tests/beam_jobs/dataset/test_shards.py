@@ -45,10 +45,7 @@ def test_the_texts_of_a_column_come_in_order(count):
 
 @pytest.mark.parametrize(
     ("index", "count", "name"),
-    [
-        (15, 16, "data-00015-of-00016.tfrecord"),
-        (99_999, 100_000, "data-99999-of-100000.tfrecord"),
-    ],
+    [(15, 16, "data-00015-of-00016.tfrecord"), (99_999, 100_000, "data-99999-of-100000.tfrecord")],
 )
 def test_a_shard_is_named_by_its_place(index, count, name):
     assert shards.shard_name(index, count) == name

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage
 from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, move_mask, record_objects
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
-from tests.beam_jobs.make_rows import make_ref
 
 HEIGHT, WIDTH = 60, 80
 SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
@@ -131,10 +128,7 @@ RUNS = compressed(BLOB)
         ),
         ({"counts": [10, -10, 4800], "size": [60, 80]}, "the run-length encoding has a run of -10 "),
         ({"counts": [10, 1.5], "size": [60, 80]}, "the run-length encoding cannot be read: a run of 1.5; it must be a"),
-        (
-            {**RUNS, "counts": RUNS["counts"] + "P"},
-            "the run-length encoding cannot be read: it breaks off",
-        ),
+        ({**RUNS, "counts": RUNS["counts"] + "P"}, "the run-length encoding cannot be read: it breaks off"),
         (
             {**RUNS, "counts": "01é"},
             "the run-length encoding cannot be read: 'é' is not allowed in a compressed string",
@@ -196,7 +190,7 @@ def test_a_mask_is_what_pycocotools_draws(segmentation, expected):
         np.testing.assert_array_equal(drawn, expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_compressed_runs_of_any_shape_are_read(seed):
     random = np.random.default_rng(seed)
     height, width = random.integers(1, 200, 2)
@@ -253,14 +247,6 @@ def test_what_was_accepted_can_be_written():
                 assert 0 <= ymin < ymax <= 1
                 assert 0 <= xmin < xmax <= 1
         assert len(record_objects(annotations, SAME, {"cat": 3})) == 1  # nothing is left out without a crop
-
-
-def test_annotations_survive_the_tables_of_the_ingest():
-    annotations = said(item(segmentation=POLYGONS), item(segmentation=RUNS), mask="m.png", weight=0.5)
-    ref = make_ref(annotations=annotations)
-    again = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
-    assert record_objects(again, SMALL, {"cat": 1}) == record_objects(annotations, SMALL, {"cat": 1})
-    assert json.dumps(vars(again.objects[0])) == json.dumps(vars(annotations.objects[0]))
 
 
 def test_a_class_without_an_index_is_a_mistake_of_the_caller():

@@ -19,12 +19,6 @@ PIXELS = crop(0)
 LIMITS = ImageLimits(max_pixels=1_000_000)
 
 
-def test_an_encoded_image_becomes_rgb_pixels():
-    assert (decode_rgb(png()).numpy() == PIXELS).all()
-    assert np.abs(decode_rgb(jpeg(quality=95)).numpy().astype(float) - PIXELS).mean() < 5
-    assert decode_rgb(encode(Image.fromarray(PIXELS).convert("L"), "PNG")).shape == (60, 80, 3)
-
-
 @pytest.mark.parametrize("ratio", [2, 8])
 def test_a_smaller_decode_shows_the_same(ratio):
     data = jpeg(height=160, width=200, quality=95)

@@ -148,12 +148,3 @@ def test_the_documentation_lists_every_reason_to_reject():
 def test_the_documentation_lists_every_reason_to_normalise():
     normalised = {reason for row in ROWS.values() if row.outcome == NORMALISED for reason in row.reason.split("+")}
     assert sorted(cells[0] for cells in documented("Normalised")) == sorted(normalised | {"resized", "raw"})
-
-
-def test_every_reason_that_an_image_alone_can_give_is_in_the_table():
-    # These need a source, a table, a server, annotations, a broken decoder, or other limits than the default ones.
-    elsewhere = (
-        "no_label bad_annotation bad_mask unknown_split name_not_utf8 duplicate_key bad_member not_a_file outside_root "
-        "unreadable not_fetched address_refused too_many_bytes too_small bad_aspect too_slow decoder_crashed"
-    )
-    assert {row.reason for row in LOST.values()} | set(elsewhere.split()) == {reason.value for reason in RejectReason}

@@ -112,23 +112,14 @@ def test_every_planted_pair_among_many_is_found_in_seconds(distance):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "alike"),
-    [
-        ([(60, 80), (600, 820)], True),
-        ([(60, 80), (60, 89)], False),
-        ([(60, 80), (80, 60)], False),
-    ],
+    ("sizes", "alike"), [([(60, 80), (600, 820)], True), ([(60, 80), (60, 89)], False), ([(60, 80), (80, 60)], False)]
 )
 def test_images_of_another_shape_are_not_alike(sizes, alike):
     assert clusters_of(looks([BASE, BASE], sizes=sizes), 3) == [0, 0 if alike else 1]
 
 
 @pytest.mark.parametrize(
-    ("colours", "alike"),
-    [
-        ([(100, 100, 100), (116, 84, 100)], True),
-        ([(100, 100, 100), (100, 100, 132)], False),
-    ],
+    ("colours", "alike"), [([(100, 100, 100), (116, 84, 100)], True), ([(100, 100, 100), (100, 100, 132)], False)]
 )
 def test_images_of_another_colour_are_not_alike(colours, alike):
     assert clusters_of(looks([BASE, BASE], colours=colours), 3) == [0, 0 if alike else 1]

@@ -44,7 +44,7 @@ def test_near_duplicates_are_not_looked_for_unless_asked_nor_beyond_the_distance
     assert set(column(plan, "near").values()) == {""}
 
 
-@pytest.mark.parametrize("policy", ["report", "group", "drop"])
+@pytest.mark.parametrize("policy", ["report", "drop"])
 def test_images_that_look_alike_share_the_name_of_their_cluster(policy):
     plan = plan_of(policy, *PAIR, alike("z", 0b11 << 40), alike("other", 0xFFFF), near_distance=2)
     near = column(plan, "near")

@@ -132,12 +132,6 @@ def test_names_of_near_clusters_outlast_a_run_without_them():
     assert column(published(plan), "near")["copy"] == column(existing, "near")["1"] != ""
 
 
-def test_new_classes_follow_the_old_ones():
-    plan = append(first(), HALVES, (make_ref("new", label="aardvark"), make_facts("new")), labels=("a", "b", "cat"))
-    assert plan.labels == ("a", "b", "cat", "aardvark")
-    assert [index for split in plan.splits for index in split.images["label_index"].to_pylist()] == [3]
-
-
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [

@@ -21,11 +21,7 @@ def options(source: object, **more) -> IngestOptions:
 
 @pytest.mark.parametrize(
     ("path", "bucket"),
-    [
-        ("GS://Photos/a.jpg", "gs://photos"),
-        ("s3:///a.jpg", "s3://"),
-        ("https://host/s3://photos/a.jpg", ""),
-    ],
+    [("GS://Photos/a.jpg", "gs://photos"), ("s3:///a.jpg", "s3://"), ("https://host/s3://photos/a.jpg", "")],
 )
 def test_the_bucket_of_a_path(path, bucket):
     assert parse_bucket(path) == bucket

@@ -121,10 +121,7 @@ def shards(request, tmp_path) -> str:
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
-    [
-        ("{001..000}.tar", ["000.tar", "001.tar"]),
-        ("0{1{0,0},0{0..1}}.t?{r,r}", ["000.tar", "001.tar", "010.tar"]),
-    ],
+    [("{001..000}.tar", ["000.tar", "001.tar"]), ("0{1{0,0},0{0..1}}.t?{r,r}", ["000.tar", "001.tar", "010.tar"])],
 )
 def test_patterns_name_archives_and_their_names_part_the_keys(shards, pattern, names):
     source = TarSource(f"{shards}/{pattern}", TableColumns())

@@ -82,6 +82,10 @@ def test_links_are_followed_to_their_end(tmp_path, target, out):
     assert leaves(str(root / "link of a link"), str(root)) is out
 
 
+def test_what_is_no_link_does_not_leave(tmp_path):
+    assert leaves(str(tmp_path / "x"), "/somewhere/else") is False
+
+
 def test_a_reject_of_the_scan_has_a_printable_name():
     reject = scan_reject("caf\udce9", "/data/caf\udce9", RejectReason.NO_LABEL, "d")
     assert reject == Reject(key="caf\\xe9", uri="/data/caf\\xe9", stage="scan", reason="no_label", detail="d")

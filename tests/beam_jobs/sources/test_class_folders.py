@@ -11,16 +11,8 @@ from beam_jobs.sources import class_folders
 from beam_jobs.sources.class_folders import ClassFolders
 from beam_jobs.sources.factory import open_source
 from tests.beam_jobs import entries
-from tests.beam_jobs.entries import hidden_in
+from tests.beam_jobs.entries import hidden_in, make
 from tests.beam_jobs.make_rows import make_options
-
-
-def make(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-    return root
 
 
 def found_in(root: Path) -> list[tuple[str, str]]:

@@ -141,10 +141,7 @@ def test_fields_of_an_image_are_columns(coco, tmp_path):
     assert (second.group, second.split, second.extra) == ("", "", {"age": 1.5})
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["here", ".", "images/val2017", "here/val2017", "here/images"],
-)
+@pytest.mark.parametrize("place", ["here", ".", "images/val2017", "here/val2017", "here/images"])
 def test_the_folder_of_the_images_is_found(tmp_path, place):
     (tmp_path / "here").mkdir()
     (tmp_path / place).mkdir(parents=True, exist_ok=True)

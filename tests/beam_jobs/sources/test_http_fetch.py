@@ -30,7 +30,6 @@ def _short_pauses(monkeypatch):
     [
         ("http://x/a.jpg", True),
         ("HTTPS://X/a.jpg", True),
-        ("s3://x/a.jpg", False),
         ("cat/http://x", False),
         ("http:/x", False),
     ],
@@ -189,8 +188,7 @@ def test_an_unknown_host_is_asked_for_again_only_when_the_name_server_is_at_faul
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["http://", "http://[::1/x", "http://x:99999/", f"http://{'a' * 70}.x/", "http://\x7f/"],
+    "url", ["http://", "http://[::1/x", "http://x:99999/", f"http://{'a' * 70}.x/", "http://\x7f/"]
 )
 def test_what_is_no_url_is_not_fetched(url):
     with pytest.raises(BadImage, match="^not_fetched: .*; 1 attempt$"):

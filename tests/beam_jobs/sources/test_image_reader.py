@@ -61,8 +61,7 @@ def test_a_file_that_is_not_there_is_unreadable(base, uri, slice_text):
 
 
 @pytest.mark.parametrize(
-    ("offset", "length", "max_bytes", "read"),
-    [(len(DATA) - 3, 3, 99, DATA[-3:]), (5, 500, 99, DATA[5:105])],
+    ("offset", "length", "max_bytes", "read"), [(len(DATA) - 3, 3, 99, DATA[-3:]), (5, 500, 99, DATA[5:105])]
 )
 def test_a_stored_slice_is_a_run_of_bytes(base, offset, length, max_bytes, read):
     put(base, DATA)

@@ -118,10 +118,7 @@ def test_the_columns_are_features(records):
     assert entry.extra == {"age": 7, "height": 1.5, "scores": [1.0, 2.5], "note": "ä", "tags": ["b", "a"]}
 
 
-@pytest.mark.parametrize(
-    ("tags", "labels"),
-    [(["b", "a", "b"], ("a", "b")), ("a|b", ("a|b",))],
-)
+@pytest.mark.parametrize(("tags", "labels"), [(["b", "a", "b"], ("a", "b")), ("a|b", ("a|b",))])
 def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
     source = records(example(image=jpeg(), tags=tags), labels="tags")
     source.check()
