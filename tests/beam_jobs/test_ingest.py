@@ -22,7 +22,6 @@ from beam_jobs.errors import (
     FeedlineError,
     OptionError,
     SourceChanged,
-    SourceError,
     TooManyRejects,
 )
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
@@ -251,15 +250,21 @@ def edit_unseen(path: Path) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-@pytest.mark.parametrize(("change", "left"), [(edit_unseen, 8), (Path.unlink, 7)])
-def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, left):
+@pytest.mark.parametrize(
+    ("change", "detail", "left"),
+    [
+        (edit_unseen, "the file is not the one that was examined", 8),
+        (Path.unlink, "No such file or directory", 7),
+    ],
+)
+def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, detail, left):
     options = small(tmp_path)
     victim = Path(options.source) / "china" / "001.jpg"
-    with pytest.raises(
-        SourceChanged, match=r"^china/001.jpg changed while it was being ingested \(.*\); run it again$"
-    ):
+    message = rf"^china/001.jpg changed while it was being ingested \({detail}\); run it again$"
+    with pytest.raises(SourceChanged, match=message):
         ingest.run(options, Recorder(lambda: change(victim)))
     assert not manifest.is_published(options.out)
+    assert list(Path(options.out).rglob("*.tfrecord")) == []
     assert ingest.run(options).counts.written == left  # nothing of the image that was is taken up
     assert verify(options.out).problems == []
 
@@ -327,17 +332,3 @@ def test_an_output_that_holds_something_else_is_refused_and_left_alone(options, 
     with pytest.raises(OptionError, match=message):
         ingest.run(options)
     assert mine.read_text() == "mine"
-
-
-def test_an_output_inside_the_source_is_refused(tmp_path):
-    # Its own work files would be scanned as images of a class of that name.
-    options = small(tmp_path, out=str(tmp_path / "small" / "dataset"))
-    with pytest.raises(OptionError, match="small/dataset"):
-        ingest.run(options)
-    assert not Path(options.out).exists()
-
-
-def test_a_missing_source_writes_nothing(options, tmp_path):
-    with pytest.raises(SourceError, match="none does not exist"):
-        ingest.run(replace(options, source=str(tmp_path / "none")))
-    assert not Path(options.out).exists()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import annotations, process
@@ -188,36 +186,6 @@ def test_a_shard_of_another_digest_is_written_again(stages):
     assert load_sidecar(stages.task.work, task).digest == "other"
 
 
-@pytest.mark.parametrize(
-    ("data", "detail"),
-    [(jpeg(77), "the file is not the one that was examined"), (None, "No such file or directory")],
-)
-def test_a_changed_image_stops_the_shard_and_leaves_no_file(stages, photos, tmp_path, data, detail):
-    copy = tmp_path / "copy"
-    shutil.copytree(photos, copy)
-    victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
-    (copy / victim).unlink()
-    if data is not None:
-        (copy / victim).write_bytes(data)
-    message = rf"^{victim} changed while it was being ingested \({detail}\); run it again$"
-    with pytest.raises(SourceChanged, match=message) as changed:
-        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
-    assert changed.value.key == victim
-    assert list(Path(stages.task.out).rglob("*.tfrecord")) == []
-    assert list(Path(stages.task.out).rglob("*.tmp")) == []
-
-
-def test_an_image_that_cannot_be_read_now_has_not_changed(stages, photos, tmp_path):
-    copy = shutil.copytree(photos, tmp_path / "copy")
-    victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
-    (copy / victim).unlink()
-    (copy / victim).symlink_to("/proc/self/mem")  # no process can read its first byte
-    with pytest.raises(Unreadable, match="^Input/output error$") as fault:
-        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
-    assert fault.value.faults == ((victim, "Input/output error"),)
-    assert list(Path(stages.task.out).rglob("*.t*")) == []
-
-
 def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     assert failures(stages.task.work) == []
     for index in (1, 0, 1):
@@ -232,17 +200,6 @@ def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     ]
     forget_failures(stages.task.work)
     assert failures(stages.task.work) == []
-
-
-def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
-    task = stages.shards[0]
-    count = len(schemas.read(task.plan_path))
-    local_progress.reset()
-    write_shard(task, stages.task)
-    assert local_progress.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
-    local_progress.reset()
-    write_shard(task, stages.task)
-    assert local_progress.read() == Progress(count, 0, 0)  # or the time left would count what is done already
 
 
 CLASSES = (np.arange(60 * 80).reshape(60, 80) % 5).astype(np.uint8)
