@@ -1,10 +1,21 @@
-"""What a source yields, in forms that a test can compare."""
+"""Folders of files for a source, and what it yields, in forms that a test can compare."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
+
+
+def make(root: Path, *names: str) -> Path:
+    """Writes files of their own names below a folder; returns it."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
 
 
 def found_in(source) -> list[tuple[str, str]]:

@@ -173,12 +173,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
 def raw_png(
-    samples: np.ndarray,
-    depth: int,
-    colour: int,
-    before: bytes = b"",
-    after: bytes = b"",
-    interlaced: bool = False,
+    samples: np.ndarray, depth: int, colour: int, before: bytes = b"", after: bytes = b"", interlaced: bool = False
 ) -> bytes:
     """Returns a PNG of any kind.
 

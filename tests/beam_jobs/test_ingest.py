@@ -19,15 +19,12 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import (
     CorruptDataset,
     DiskError,
-    EmptySplit,
     FeedlineError,
     OptionError,
     SourceChanged,
-    SourceError,
     TooManyRejects,
 )
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
-from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
@@ -139,17 +136,6 @@ def with_bad_files(tmp_path: Path, **fields) -> IngestOptions:
     return options
 
 
-def test_rejects_are_published_with_their_reasons(tmp_path):
-    result = ingest.run(with_bad_files(tmp_path, max_reject_ratio=0.2))
-    assert (result.counts.found, result.counts.written) == (10, 8)
-    assert result.counts.rejects == {"empty_file": 1, "not_an_image": 1}
-    rows = schemas.read(str(tmp_path / "out" / "rejects.parquet")).to_pylist()
-    assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rows] == [
-        ("china/empty.jpg", "examine", "empty_file", 0),
-        ("flower/notes.txt", "examine", "not_an_image", 6),
-    ]
-
-
 def test_hidden_names_are_counted_and_named_beside_what_was_found(tmp_path):
     options = small(tmp_path)
     found = ingest.run(options).counts.found
@@ -174,8 +160,14 @@ def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
     assert not manifest.is_published(options.out)
     # The ratio is not part of what was examined, so raising it goes on from there.
     recorder = Recorder()
-    ingest.run(replace(options, max_reject_ratio=0.2), recorder)
+    counts = ingest.run(replace(options, max_reject_ratio=0.2), recorder).counts
     assert recorder.counters()["resumed_buckets"] == 1
+    assert (counts.found, counts.written, counts.rejects) == (10, 8, {"empty_file": 1, "not_an_image": 1})
+    rows = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
+    assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rows] == [
+        ("china/empty.jpg", "examine", "empty_file", 0),
+        ("flower/notes.txt", "examine", "not_an_image", 6),
+    ]
 
 
 def test_nothing_but_rejects_is_too_many_whatever_the_ratio(tmp_path):
@@ -198,13 +190,6 @@ def test_an_image_that_grows_over_the_limit_when_it_is_made_plain_is_written(tmp
     (row,) = schemas.read(f"{options.out}/images.parquet").to_pylist()
     assert row["bytes"] > len(data)
     assert verify(options.out).problems == []
-
-
-def test_an_empty_split_publishes_nothing(tmp_path):
-    options = small(tmp_path, splits={"train": 1, "eval": 1e-9})
-    with pytest.raises(EmptySplit, match="'eval'"):
-        ingest.run(options)
-    assert not manifest.is_published(options.out)
 
 
 def test_what_was_examined_is_kept_when_the_runner_fails(options, dataset):
@@ -265,15 +250,21 @@ def edit_unseen(path: Path) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-@pytest.mark.parametrize(("change", "left"), [(edit_unseen, 8), (Path.unlink, 7)])
-def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, left):
+@pytest.mark.parametrize(
+    ("change", "detail", "left"),
+    [
+        (edit_unseen, "the file is not the one that was examined", 8),
+        (Path.unlink, "No such file or directory", 7),
+    ],
+)
+def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, detail, left):
     options = small(tmp_path)
     victim = Path(options.source) / "china" / "001.jpg"
-    with pytest.raises(
-        SourceChanged, match=r"^china/001.jpg changed while it was being ingested \(.*\); run it again$"
-    ):
+    message = rf"^china/001.jpg changed while it was being ingested \({detail}\); run it again$"
+    with pytest.raises(SourceChanged, match=message):
         ingest.run(options, Recorder(lambda: change(victim)))
     assert not manifest.is_published(options.out)
+    assert list(Path(options.out).rglob("*.tfrecord")) == []
     assert ingest.run(options).counts.written == left  # nothing of the image that was is taken up
     assert verify(options.out).problems == []
 
@@ -341,23 +332,3 @@ def test_an_output_that_holds_something_else_is_refused_and_left_alone(options, 
     with pytest.raises(OptionError, match=message):
         ingest.run(options)
     assert mine.read_text() == "mine"
-
-
-def test_an_output_inside_the_source_is_refused(tmp_path):
-    # Its own work files would be scanned as images of a class of that name.
-    options = small(tmp_path, out=str(tmp_path / "small" / "dataset"))
-    with pytest.raises(OptionError, match="small/dataset"):
-        ingest.run(options)
-    assert not Path(options.out).exists()
-
-
-def test_a_missing_source_writes_nothing(options, tmp_path):
-    with pytest.raises(SourceError, match="none does not exist"):
-        ingest.run(replace(options, source=str(tmp_path / "none")))
-    assert not Path(options.out).exists()
-
-
-def test_a_dataset_is_published_into_an_object_store(options, dataset, tmp_path):
-    ingest.run(replace(options, out=f"{SCHEME}://{tmp_path}/out"))
-    assert files_under(tmp_path / "out") == files_under(dataset)
-    assert verify(f"{SCHEME}://{tmp_path}/out").problems == []

@@ -133,11 +133,7 @@ def test_python_is_started_in_one_place():
 @pytest.mark.parametrize(("python_path", "names"), [("", HOSTILE), (EMPTY, COMMAND)], ids=["none", "empty elements"])
 @pytest.mark.parametrize(
     "command",
-    [
-        [BIN / "feedline", *INGEST],
-        [BIN / "feedline-worker", "--help"],
-        [sys.executable, "-m", "pipeline", *INGEST],
-    ],
+    [[BIN / "feedline", *INGEST], [BIN / "feedline-worker", "--help"], [sys.executable, "-m", "pipeline", *INGEST]],
     ids=["feedline", "worker", "module"],
 )
 def test_no_command_executes_files_of_the_working_directory(command, python_path, names, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.diff import Difference, diff
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
-from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.beam_jobs.make_rows import make_facts, make_ref, sha
@@ -189,11 +189,6 @@ def test_a_table_that_is_none_of_ours_is_one_line(tmp_path, change, message):
     schemas.write_table(path, change(schemas.read(path)))
     with pytest.raises(CorruptDataset, match=message):
         diff(old, new)
-
-
-def test_what_is_no_dataset_is_named(tmp_path):
-    with pytest.raises(SourceError, match="b is not a dataset"):
-        diff(publish(tmp_path / "a", BASE), str(tmp_path / "b"))
 
 
 def test_two_ingests_of_a_folder_that_changed(photos, dataset, tmp_path):

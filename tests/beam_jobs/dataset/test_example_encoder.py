@@ -64,11 +64,6 @@ def test_lists_of_any_length_are_framed_right(count):
     assert record.encode_example(features) == by_protobuf(features)
 
 
-def test_tuples_are_lists_too():
-    features = {"f": ("float", (1.5, 2)), "b": ("bytes", (b"x",)), "i": ("int64", (1, 2))}
-    assert record.encode_example(features) == by_protobuf(features)
-
-
 def test_the_order_in_which_features_are_given_does_not_show():
     features = {"b": ("int64", [1]), "a": ("bytes", [b"x"]), "c": ("float", [0.5])}
     assert record.encode_example(features) == record.encode_example(dict(reversed(features.items())))

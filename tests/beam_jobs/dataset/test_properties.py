@@ -22,10 +22,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
 SPLITS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
 FILES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True)
-EXTRA = st.one_of(
-    *(INT64, FLOAT32, NAMES),
-    *(st.lists(values, max_size=4) for values in (INT64, FLOAT32, NAMES)),
-)
+EXTRA = st.one_of(*(INT64, FLOAT32, NAMES), *(st.lists(values, max_size=4) for values in (INT64, FLOAT32, NAMES)))
 HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 any_time = settings(deadline=None)

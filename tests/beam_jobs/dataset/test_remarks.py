@@ -17,8 +17,12 @@ def warnings(tmp_path: Path, classes: tuple[str, ...], pattern: str = "") -> tup
     for number, name in enumerate(classes):
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / f"{number}.jpg").write_bytes(jpeg(number))
-    source = str(tmp_path / "source") + pattern
-    return ingest.run(IngestOptions(source=source, out=str(tmp_path / "out"), splits={"all": 1})).remarks.warnings
+    return warnings_of(tmp_path, f"source{pattern}")
+
+
+def warnings_of(tmp_path: Path, source: str, **fields) -> tuple[str, ...]:
+    given = {"source": f"{tmp_path}/{source}", "out": f"{tmp_path}/out", "splits": {"all": 1}, **fields}
+    return ingest.run(IngestOptions(**given)).remarks.warnings
 
 
 @pytest.mark.parametrize(
@@ -42,8 +46,7 @@ def test_classes_with_names_of_their_own_are_not_warned_of(tmp_path, classes):
 def test_a_column_of_a_table_may_name_classes_like_splits(tmp_path):
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
     (tmp_path / "t.csv").write_text("image,label\n1.jpg,train\n")
-    options = IngestOptions(source=str(tmp_path / "t.csv"), out=str(tmp_path / "out"), splits={"all": 1})
-    assert ingest.run(options).remarks.warnings == ()
+    assert warnings_of(tmp_path, "t.csv") == ()
 
 
 @pytest.mark.parametrize(
@@ -58,9 +61,5 @@ def test_classes_that_look_alike_are_named(tmp_path, classes, shown):
 def test_names_of_several_labels_are_compared_too(tmp_path):
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
     (tmp_path / "t.csv").write_text("image,tags\n1.jpg,Sky|sky\n")
-    columns = TableColumns(labels="tags")
-    options = IngestOptions(
-        source=str(tmp_path / "t.csv"), out=str(tmp_path / "out"), splits={"all": 1}, columns=columns
-    )
-    (found,) = ingest.run(options).remarks.warnings
+    (found,) = warnings_of(tmp_path, "t.csv", columns=TableColumns(labels="tags"))
     assert "'Sky' and 'sky'" in found

@@ -33,31 +33,19 @@ def test_tensorflow_frames_and_reads_records_the_same(tmp_path):
     assert [item.numpy() for item in tf.data.TFRecordDataset(str(path))] == PAYLOADS
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_file_may_end_at_a_record(count):
-    assert read(framed()[: STARTS[count]]) == list(zip(STARTS, PAYLOADS, strict=True))[:count]
-
-
-@pytest.mark.parametrize("length", [1, 12, 20, 33, 48, 49, END - 1])
+@pytest.mark.parametrize("length", [1, 12, 20, END - 1])
 def test_a_file_that_ends_inside_a_record_is_corrupt(length):
     broken = max(start for start in STARTS if start <= length)
     with pytest.raises(CorruptDataset, match=rf"^x\.tfrecord ends inside the record at offset {broken}: \d+ of \d+ "):
         read(framed()[:length])
 
 
-@pytest.mark.parametrize("position", [0, 7, 8, 11, 12, 17, 20, 21, 33, 49, END - 1])
+@pytest.mark.parametrize("position", [0, 11, 12, END - 1])
 def test_every_flipped_byte_is_found_with_its_record(position):
     broken = max(start for start in STARTS if start <= position)
     what = "length" if position - broken < 12 else "record"
     with pytest.raises(CorruptDataset, match=rf"^x\.tfrecord has a corrupt {what} at offset {broken};"):
         read(flipped(framed(), position))
-
-
-def test_the_records_before_a_broken_one_are_yielded():
-    records = tfrecord.read_records(io.BytesIO(flipped(framed(), 37)), "x.tfrecord")
-    assert [next(records), next(records)] == [(0, b"first"), (21, b"")]
-    with pytest.raises(CorruptDataset, match="offset 37"):
-        next(records)
 
 
 def test_a_length_over_the_limit_is_not_believed_even_with_a_right_checksum():

@@ -16,10 +16,8 @@ from beam_jobs.dataset.schemas import column_mismatch, fits_float32, float32_cha
         (16777216.0, True),
         (16777217.0, False),
         (123456700.0, False),  # its float32 is printed as 1.234567e+08, and is another whole number
-        (16777217, False),
         (1e39, False),
         (1e-50, False),
-        (math.inf, True),
         (math.nan, True),
     ],
 )

@@ -14,7 +14,7 @@ from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.verify import _rows_by_shard, verify
-from beam_jobs.errors import CorruptDataset, SourceError, SplitConflict
+from beam_jobs.errors import CorruptDataset, SplitConflict
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
@@ -36,7 +36,7 @@ def test_a_sound_dataset_has_no_problem(dataset):
     assert result.bytes == sum(info.bytes for info in loaded.splits.values())
 
 
-@pytest.mark.parametrize("position", [0, 500, -1])
+@pytest.mark.parametrize("position", [0, -1])
 def test_a_flipped_byte_names_its_shard(dataset, position):
     data = (dataset / NAME).read_bytes()
     (dataset / NAME).write_bytes(flipped(data, position))
@@ -236,17 +236,6 @@ def test_bytes_of_the_manifest_that_say_nothing_must_be_as_they_were_written(dat
 def test_an_edited_number_of_images_is_named(dataset):
     edit_manifest(dataset, lambda values: values["counts"].update(written=23))
     assert any("dataset.json" in problem for problem in verify(str(dataset)).problems)
-
-
-def test_a_damaged_manifest_cannot_be_verified(dataset):
-    edit_manifest(dataset, lambda values: values["splits"]["train"]["shards"][0].update(records=1))
-    with pytest.raises(CorruptDataset, match=r"dataset.json cannot be used: its digest is \w+, its content gives \w+;"):
-        verify(str(dataset))
-
-
-def test_a_directory_without_manifest_cannot_be_verified(tmp_path):
-    with pytest.raises(SourceError, match=f"^{tmp_path} is not a dataset"):
-        verify(str(tmp_path))
 
 
 def replace_by(name, kind, value):

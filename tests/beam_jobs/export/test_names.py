@@ -14,12 +14,7 @@ SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(/[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 
 
 @pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("cat/1.jpg", "cat/1"),
-        ("cat/1.png", "cat/1_png"),
-        ("deep/er/a-b_c.jpeg", "deep/er/a-b_c_jpeg"),
-    ],
+    ("key", "name"), [("cat/1.jpg", "cat/1"), ("cat/1.png", "cat/1_png"), ("deep/er/a-b_c.jpeg", "deep/er/a-b_c_jpeg")]
 )
 def test_a_plain_key_keeps_its_path(key, name):
     assert safe_name(key) == name

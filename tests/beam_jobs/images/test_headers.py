@@ -14,7 +14,7 @@ from beam_jobs.images.headers import UPRIGHT, Header, gate, open_image, read_hea
 from beam_jobs.options import ImageLimits
 from tests.beam_jobs import make_hostile_images as make
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN
-from tests.make_images import crop, encode, forged_png, jpeg, png, rotated_jpeg
+from tests.make_images import encode, forged_png, jpeg, png, rotated_jpeg
 
 LIMITS = ImageLimits()
 JPEG, PNG = jpeg(), png()
@@ -28,27 +28,19 @@ def header(kind: str, mode: str, **fields) -> Header:
 
 HEADERS = {
     "grey jpeg": (encode(GREY, "JPEG"), header("jpeg", "L")),
-    "cmyk jpeg": (encode(Image.fromarray(PIXELS).convert("CMYK"), "JPEG"), header("jpeg", "CMYK")),
     "progressive jpeg": (PROGRESSIVE, header("jpeg", "RGB", progressive=True, scans=10)),
-    "rotated jpeg": (rotated_jpeg(6), header("jpeg", "RGB", orientation=6)),
     "several pictures in a jpeg": (make.animated("MPO"), header("jpeg", "RGB")),
-    "1 bit png": (make.raw_png(GREY >> 7, 1, 0), header("png", "1", bit_depth=1)),
     "2 bit png": (make.raw_png(GREY >> 6, 2, 0), header("png", "L", bit_depth=2)),
     "16 bit png": (make.raw_png(SIXTEEN, 16, 0), header("png", "I;16", bit_depth=16)),
     "palette png": (make.raw_png(GREY >> 6, 2, 3, make.palette()[1]), header("png", "P", bit_depth=2)),
-    "png with alpha": (encode(ALPHA, "PNG"), header("png", "RGBA", has_alpha=True)),
     "grey png with alpha": (make.raw_png(ALPHA[..., 2:], 8, 4), header("png", "LA", has_alpha=True)),
     "png with a clear colour": (
         make.before_pixels(PNG, make.chunk(b"tRNS", bytes(6))),
         header("png", "RGB", has_alpha=True),
     ),
     "animated png": (make.animated("PNG"), header("png", "RGB", frames=3)),
-    "rotated png": (make.with_orientation("PNG", 8), header("png", "RGB", orientation=8)),
-    "gif": (encode(GREY, "GIF"), header("gif", "P")),
     "animated gif": (make.animated("GIF"), header("gif", "P", frames=2)),
-    "bmp": (encode(PIXELS, "BMP"), header("bmp", "RGB")),
     "16 bit tiff": (encode(Image.fromarray(SIXTEEN), "TIFF"), header("tiff", "I;16", bit_depth=16)),
-    "rotated tiff": (make.with_orientation("TIFF", 6), header("tiff", "RGB", orientation=6)),
     "tiff of three pages": (make.animated("TIFF"), header("tiff", "RGB", frames=2)),
     "rotated webp": (make.with_orientation("WEBP", 5), header("webp", "RGB", orientation=5)),
     "animated webp": (make.animated("WEBP"), header("webp", "RGB", frames=3)),
@@ -163,15 +155,6 @@ def test_a_progressive_jpeg_may_be_smaller_than_a_baseline_one():
     assert gate(forged, LIMITS) == header("jpeg", "RGB", height=7000, width=7000, progressive=True, scans=10)
 
 
-@pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
-def test_pixels_of_unknown_range_are_rejected(mode, dtype):
-    # 0-252 in 32 bits, or 0-1 in floats: scaled by any rule, one of them would come out black.
-    data = encode(Image.fromarray(crop(1)[..., 0].astype(dtype), mode), "TIFF")
-    with pytest.raises(BadImage, match=f"pixels of mode {mode}") as caught:
-        gate(data, LIMITS)
-    assert caught.value.reason is RejectReason.UNKNOWN_RANGE
-
-
 # What only a reader of its own can get right.
 
 
@@ -202,7 +185,6 @@ BROKEN_EXIF = {
     "no byte order": b"XX*\x00" + bytes(20),
     "directory beyond the end": b"II*\x00\xff\xff\xff\x7f",
     "directory cut off": make.exif(b"", 3),
-    "out of range": make.orientation_tag(9),
     "zero": make.orientation_tag(0),
     "text": make.exif(struct.pack("<HHI4s", 0x0112, 2, 2, b"6\x00\x00\x00"), 1),
 }

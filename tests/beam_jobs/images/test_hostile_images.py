@@ -15,10 +15,8 @@ from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageFacts
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
-from tests.make_images import jpeg, png
 from trainer.ops import IMAGE, apply_ops, parse_ops
 
 LIMITS = ImageLimits()
@@ -131,13 +129,6 @@ def test_no_damage_gets_past_the_examination(section: str, policy: str):
     assert 5 < kept < 145
 
 
-@pytest.mark.parametrize(("data", "kind", "name"), [(jpeg(), "jpeg", "a.png"), (png(), "png", "a")])
-def test_the_name_of_a_file_says_nothing(data, kind, name, tmp_path):
-    (tmp_path / name).write_bytes(data)
-    read = Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name)
-    assert process.examine(read, LIMITS)[1].format == kind
-
-
 def documented(heading: str) -> list[tuple[str, ...]]:
     """Returns the cells of the table under a heading of the documentation, without the marks of code."""
     section = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", DOCS, re.DOTALL | re.MULTILINE)[1]
@@ -157,12 +148,3 @@ def test_the_documentation_lists_every_reason_to_reject():
 def test_the_documentation_lists_every_reason_to_normalise():
     normalised = {reason for row in ROWS.values() if row.outcome == NORMALISED for reason in row.reason.split("+")}
     assert sorted(cells[0] for cells in documented("Normalised")) == sorted(normalised | {"resized", "raw"})
-
-
-def test_every_reason_that_an_image_alone_can_give_is_in_the_table():
-    # These need a source, a table, a server, annotations, a broken decoder, or other limits than the default ones.
-    elsewhere = (
-        "no_label bad_annotation bad_mask unknown_split name_not_utf8 duplicate_key bad_member not_a_file outside_root "
-        "unreadable not_fetched address_refused too_many_bytes too_small bad_aspect too_slow decoder_crashed"
-    )
-    assert {row.reason for row in LOST.values()} | set(elsewhere.split()) == {reason.value for reason in RejectReason}

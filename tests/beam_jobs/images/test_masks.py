@@ -227,10 +227,3 @@ def test_values_that_are_no_declared_class_are_refused(ignore, values, detail):
     with pytest.raises(BadImage) as caught:
         annotations.normalise_mask(data, SAME, ImageLimits(mask_classes=2, mask_ignore=ignore))
     assert (caught.value.reason.value, caught.value.detail) == ("bad_mask", f"mask: it {detail}")
-
-
-def test_no_value_is_invented_between_two_classes():
-    pixels = np.zeros((40, 40), np.uint8)
-    pixels[:, 20:] = 200
-    plan = geometry(PixelOptions(policy="resize", side_px=13), 40, 40)
-    assert set(np.unique(move_mask(pixels, plan))) == {0, 200}

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.headers import read_header
-from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN, animated, raw_png, tiff, with_orientation
-from tests.make_images import encode, flipped, jpeg, png, rotated_jpeg
+from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN
+from tests.make_images import encode, flipped, jpeg, rotated_jpeg
 
 ALPHA = (np.arange(4800).reshape(60, 80) * 7 % 256).astype(np.uint8)
 
@@ -22,15 +20,6 @@ def reasons(data: bytes) -> tuple[str, ...]:
 
 def plain(data: bytes) -> np.ndarray:
     return normalise.plain_pixels(data, read_header(data))
-
-
-def test_reasons_come_in_one_order():
-    deep = raw_png(np.dstack([PIXELS, ALPHA]).astype(np.uint16) * 257, 16, 6)
-    assert reasons(jpeg()) == reasons(png()) == ()
-    assert reasons(deep) == ("sixteen_bit", "alpha")
-    assert reasons(with_orientation("TIFF", 6)) == ("format", "exif_orientation")
-    assert reasons(encode(Image.fromarray(PIXELS).convert("CMYK"), "TIFF")) == ("format", "colour_space")
-    assert reasons(animated("GIF")) == ("format", "animated")
 
 
 def test_whether_a_png_is_opaque_is_looked_up_in_its_pixels():
@@ -50,34 +39,9 @@ def test_colours_are_laid_on_white_by_their_opacity(kind):
     np.testing.assert_allclose(plain(data), PIXELS * share + 255 * (1 - share), atol=0.51)
 
 
-def test_grey_on_white_stays_grey():
-    share = ALPHA / 255.0
-    data = encode(Image.fromarray(np.dstack([GREY, ALPHA]), "LA"), "TIFF")
-    np.testing.assert_allclose(plain(data), GREY * share + 255 * (1 - share), atol=0.51)
-
-
-@pytest.mark.parametrize(("orientation", "kind"), enumerate(["PNG", "TIFF", "WEBP", "JPEG"] * 2, start=1))
-def test_every_orientation_is_turned_upright_as_pillow_does(orientation, kind):
-    data = with_orientation(kind, orientation)
-    with Image.open(io.BytesIO(data)) as image:
-        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=float)
-    pixels = plain(data)
-    assert pixels.shape == expected.shape == ((60, 80, 3) if orientation < 5 else (80, 60, 3))
-    assert np.abs(pixels - expected).mean() < 2  # the wrong way round it is over 20
-
-
-@pytest.mark.parametrize("order", ["<", ">"], ids=["II", "MM"])
-def test_sixteen_bits_are_scaled_in_either_byte_order(order):
-    data = bytearray(encode(Image.fromarray(SIXTEEN), "TIFF"))
-    if order == ">":
-        data = bytearray(encode(Image.fromarray(SIXTEEN.astype(">u2"), "I;16B"), "TIFF"))
-    assert (plain(bytes(data)) == GREY).all()
-
-
-def test_white_is_zero_in_some_files():
-    assert (plain(tiff((255 - GREY).tobytes(), 60, 80, {262: (3, (0,))})) == GREY).all()
-    deep = tiff((65_535 - SIXTEEN).tobytes(), 60, 80, {258: (3, (16,)), 262: (3, (0,))})
-    assert (plain(deep) == GREY).all()
+def test_sixteen_bits_of_the_other_byte_order_are_scaled():
+    data = encode(Image.fromarray(SIXTEEN.astype(">u2"), "I;16B"), "TIFF")
+    assert (plain(data) == GREY).all()
 
 
 def test_an_image_of_many_bands_is_the_same_as_of_one(monkeypatch):
@@ -90,28 +54,12 @@ def test_an_image_of_many_bands_is_the_same_as_of_one(monkeypatch):
     assert (plain(encode(np.dstack([PIXELS, ALPHA]), "PNG")) == at_once).all()
 
 
-@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
 def test_a_damaged_file_is_a_bad_image(kind):
     data = encode(PIXELS, kind, **({"lossless": True} if kind == "WEBP" else {}))
     header = read_header(data)
     with pytest.raises(BadImage, match=f"^undecodable: {kind.lower()}: "):
         normalise.plain_pixels(data[: len(data) // 2], header)
-
-
-@pytest.mark.parametrize(
-    ("source", "magic", "pixels"),
-    [
-        *(("jpeg", b"\xff\xd8", PIXELS), ("webp", b"\xff\xd8", GREY)),
-        *(("png", b"\x89PNG", GREY), ("gif", b"\x89PNG", PIXELS)),
-    ],
-)
-def test_lossy_sources_become_jpeg_and_all_others_png(source, magic, pixels):
-    encoded = normalise.encode(pixels, source, 95)
-    assert encoded.startswith(magic)
-    assert encoded == normalise.encode(pixels, source, 95)
-    assert Image.open(io.BytesIO(encoded)).mode == ("RGB" if pixels.ndim == 3 else "L")
-    stored = decode_checked(encoded)[..., 0] if pixels.ndim == 2 else decode_checked(encoded)
-    assert np.abs(stored.astype(float) - pixels).mean() < (3 if magic == b"\xff\xd8" else 1e-9)
 
 
 def test_quality_and_subsampling_are_what_was_asked_for():

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.errors import BadImage
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.headers import read_header
 from beam_jobs.images.normalise import Geometry, geometry, reasons
 from beam_jobs.options import PixelOptions
-from tests.beam_jobs.make_hostile_images import GREY, oriented, with_orientation
+from tests.beam_jobs.make_hostile_images import oriented
 from tests.make_images import crop, encode, photograph
 
 PHOTO = photograph()  # 427 x 640
@@ -26,10 +25,7 @@ def resized(data: bytes, plan: Geometry) -> np.ndarray:
     return normalise.resized_pixels(data, header, reasons(data, header), plan)
 
 
-ROOMS = [(0.5, 1), (1.99, 1), (2, 2), (7.99, 4), (99, 8)]
-
-
-@pytest.mark.parametrize(("room", "ratio"), ROOMS)
+@pytest.mark.parametrize(("room", "ratio"), [(1.99, 1), (2, 2), (99, 8)])
 def test_the_decoder_divides_by_no_more_than_there_is_room_for(room, ratio):
     assert normalise.decode_ratio(room) == ratio
 
@@ -52,8 +48,8 @@ def test_a_jpeg_is_decoded_smaller_only_as_long_as_it_stays_large_enough(side, r
 
 @pytest.mark.parametrize(
     ("data", "side"),
-    [(JPEG, 400), (JPEG, 107), (JPEG, 53), (JPEG, 16), (encode(PHOTO, "PNG"), 213), (encode(PHOTO, "PNG"), 40)],
-    ids=["jpeg", "jpeg halved", "jpeg eighth", "jpeg smallest", "png", "png small"],
+    [(JPEG, 400), (JPEG, 107), (JPEG, 16), (encode(PHOTO, "PNG"), 213)],
+    ids=["jpeg", "jpeg halved", "jpeg smallest", "png"],
 )
 def test_a_smaller_image_is_close_to_the_best_that_pillow_can_do(data, side):
     plan = plan_for(data, side)
@@ -67,7 +63,7 @@ def test_a_smaller_image_is_close_to_the_best_that_pillow_can_do(data, side):
     assert error < 0.6 * np.abs(poor - best).mean()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
 def test_a_smaller_decode_shifts_nothing(orientation):
     # 427 rows at an eighth are 53.4; the decoder returns 54, the last of which is mostly none of the image.
     tag = Image.Exif()
@@ -77,24 +73,6 @@ def test_a_smaller_decode_shifts_nothing(orientation):
     pixels = resized(data, plan_for(data, 53)).astype(float)
     exact = np.asarray(Image.fromarray(gradient).resize((79, 53), Image.Resampling.BOX), dtype=float)
     assert np.abs(pixels - oriented(exact, orientation)).max() < 2.5  # a row further it would be 4.8
-
-
-@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 5), ("PNG", 8), ("TIFF", 1), ("WEBP", 6), ("PNG", 4)])
-def test_height_and_width_are_those_of_the_upright_image(kind, orientation):
-    data = with_orientation(kind, orientation)
-    plan = plan_for(data, 20)
-    assert plan.source == ((60, 80) if orientation < 5 else (80, 60))
-    assert resized(data, plan).shape == (*plan.stored, 3)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_grey_stays_grey(kind):
-    data = encode(GREY, kind)
-    pixels = resized(data, plan_for(data, 30))
-    assert pixels.shape == (30, 40)
-    assert normalise.as_rgb(pixels).shape == (30, 40, 3)
-    assert (normalise.as_rgb(pixels) == pixels[..., None]).all()
-    assert normalise.as_rgb(PHOTO) is PHOTO
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
@@ -110,8 +88,3 @@ def test_an_image_is_enlarged_on_demand():
     best = Image.fromarray(PHOTO).resize((1280, 854), Image.Resampling.BILINEAR)
     assert pixels.shape == (854, 854, 3)
     assert np.abs(pixels - np.asarray(best, dtype=float)[:, 213:1067]).mean() < 3
-
-
-def test_a_damaged_file_is_a_bad_image():
-    with pytest.raises(BadImage, match="^undecodable: "):
-        resized(JPEG[:-100], plan_for(JPEG, 20))

@@ -32,12 +32,6 @@ def test_dhash_says_where_brightness_grows_as_a_signed_integer():
     assert difference_hash(ramp[:, ::-1]) == 0
 
 
-def test_the_moments_of_one_pixel_are_the_pixel_and_nothing():
-    mean, variance = moments(crop(1, 1, 1))
-    np.testing.assert_allclose(mean, crop(1, 1, 1)[0, 0], rtol=1e-6)
-    np.testing.assert_allclose(variance, 0, atol=1e-9)
-
-
 def test_moments_of_one_image_do_not_leak_into_the_next():
     # The planes are kept from image to image: larger, smaller, much smaller and in several threads at once.
     images = [crop(seed, side, side + 5) for seed, side in enumerate([40, 90, 10, 200, 3, 64] * 20)]

@@ -29,10 +29,7 @@ HOSTILE = {
 # --- files
 
 
-@pytest.mark.parametrize(
-    ("data", "suffix"),
-    [(jpeg(), "jpg"), (encode(crop(0), "WEBP"), "webp")],
-)
+@pytest.mark.parametrize(("data", "suffix"), [(jpeg(), "jpg"), (encode(crop(0), "WEBP"), "webp")])
 def test_an_image_is_exported_as_it_is(data, suffix):
     assert image_file({"x": [data]}, IMAGE) == (suffix, data)
 

@@ -90,7 +90,7 @@ def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shard": 99}, r"offset \d+ of shard 99 of train"),
+        ({"shard": 1 << 40}, r"offset \d+ of shard 1099511627776 of train"),
         ({"offset": -1}, "offset -1 of shard . of train"),
         ({"offset": 1 << 62}, f"offset {1 << 62} of shard . of train"),
     ],
@@ -281,8 +281,6 @@ def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
     path = str(dataset / "images.parquet")
     rows = schemas.read(path).to_pylist()
     schemas.write(path, [{**row, "shard": 1 << 40} for row in rows], schemas.IMAGES)
-    with pytest.raises(CorruptDataset, match=r"images.parquet names a record at offset \d+ of shard 1099511627776 of"):
-        find_record(str(dataset), rows[0]["key"])
     with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 

@@ -118,12 +118,6 @@ def test_stratified_splits_part_nothing_either(world):
         assert np.array(counts) / sum(counts) == pytest.approx([0.8, 0.1, 0.1], abs=0.02 if label != "eel" else 0.07)
 
 
-def test_images_that_are_added_move_none_of_the_old_ones(world, plan):
-    before, after = places(plan, OLD), places(make_plan(world.table, OPTIONS), OLD + ADDED)
-    assert (after[:OLD] == before).all()
-    assert crossings(after, world.original) == crossings(after, world.group) == 0
-
-
 def test_a_tie_of_two_groups_moves_one_of_them_and_nobody_else(world, plan):
     where = places(plan, OLD)
     old = np.flatnonzero((np.bincount(world.original)[:OLD] == 1) & (world.original[:OLD] == np.arange(OLD)))

@@ -112,23 +112,14 @@ def test_every_planted_pair_among_many_is_found_in_seconds(distance):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "alike"),
-    [
-        ([(60, 80), (600, 820)], True),
-        ([(60, 80), (60, 89)], False),
-        ([(60, 80), (80, 60)], False),
-    ],
+    ("sizes", "alike"), [([(60, 80), (600, 820)], True), ([(60, 80), (60, 89)], False), ([(60, 80), (80, 60)], False)]
 )
 def test_images_of_another_shape_are_not_alike(sizes, alike):
     assert clusters_of(looks([BASE, BASE], sizes=sizes), 3) == [0, 0 if alike else 1]
 
 
 @pytest.mark.parametrize(
-    ("colours", "alike"),
-    [
-        ([(100, 100, 100), (116, 84, 100)], True),
-        ([(100, 100, 100), (100, 100, 132)], False),
-    ],
+    ("colours", "alike"), [([(100, 100, 100), (116, 84, 100)], True), ([(100, 100, 100), (100, 100, 132)], False)]
 )
 def test_images_of_another_colour_are_not_alike(colours, alike):
     assert clusters_of(looks([BASE, BASE], colours=colours), 3) == [0, 0 if alike else 1]
@@ -199,12 +190,6 @@ def test_what_a_crowd_costs_has_a_limit_and_what_is_left_out_is_counted(monkeypa
     missed = found.roots[one] != found.roots[other]
     assert missed.any()
     assert found.unsearched[one[missed]].all()
-
-
-def test_ends_of_a_chain_are_in_one_cluster():
-    hashes = [BASE, flipped(BASE, [5, 6]), flipped(BASE, [5, 6, 30, 31])]
-    assert clusters_of(looks(hashes), 2) == [0, 0, 0]
-    assert clusters_of(looks([hashes[0], hashes[2]]), 2) == [0, 1]
 
 
 def dense(count: int, bits: int, share: float = 0.5, seed: int = 2) -> list[int]:

@@ -44,50 +44,13 @@ def test_near_duplicates_are_not_looked_for_unless_asked_nor_beyond_the_distance
     assert set(column(plan, "near").values()) == {""}
 
 
-@pytest.mark.parametrize("policy", ["report", "group", "drop"])
+@pytest.mark.parametrize("policy", ["report", "drop"])
 def test_images_that_look_alike_share_the_name_of_their_cluster(policy):
     plan = plan_of(policy, *PAIR, alike("z", 0b11 << 40), alike("other", 0xFFFF), near_distance=2)
     near = column(plan, "near")
     assert near["x"] == near["y"] == near["z"] == min(sha(f"of {key}") for key in "xyz")[:16]
     assert near["other"] == near["a/00000.jpg"] == ""
     assert (plan.near_clusters, plan.near_images, plan.near_largest) == (1, 3, 3)
-
-
-def test_the_report_policy_moves_and_drops_nothing():
-    plain, reported = plan_of("off", *PAIR), plan_of("report", *PAIR)
-    assert split_of(plain) == split_of(reported)
-    assert (len(reported.dropped), reported.near_dropped) == (0, 0)
-
-
-def test_the_group_policy_keeps_a_cluster_in_one_split():
-    images = [alike(f"{n}", (1 << n) - 1) for n in range(40)]  # a chain: each looks like its neighbours
-    apart = split_of(plan_of("report", *images))
-    assert {apart[f"{n}"] for n in range(40)} == {"train", "eval"}
-    grouped = split_of(plan_of("group", *images))
-    assert len({grouped[f"{n}"] for n in range(40)}) == 1
-    others = {ref.key for ref, _ in many(60)}
-    assert {key: grouped[key] for key in others} == {key: apart[key] for key in others}
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_clusters_groups_and_copies_join_under_the_group_policy(split):
-    plan = plan_of(
-        "group",
-        alike("1", split=split, content="one"),
-        alike("2", content="one", group="g"),
-        alike("3", 0xFFFF_0000, group="g"),
-        alike("4", 0xFFFF_0001),
-    )
-    assert {split_of(plan)[key] for key in "1234"} == {split}
-
-
-def test_look_alikes_with_later_keys_do_not_move_a_cluster():
-    old = [alike(f"{n:02d}", (n * 0x0101_0101) << 20) for n in range(16)]
-    new = [alike(f"{n + 20}", (n * 0x0101_0101) << 20 | 1) for n in range(16)]
-    before, after = split_of(plan_of("group", *old)), split_of(plan_of("group", *old, *new))
-    assert {key: after[key] for key in before} == before
-    assert all(after[f"{n + 20}"] == before[f"{n:02d}"] for n in range(16))
-    assert {before[f"{n:02d}"] for n in range(16)} == {"train", "eval"}
 
 
 def test_the_drop_policy_keeps_the_first_by_key():

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from beam_jobs.dataset import shards
 from beam_jobs.errors import EmptySplit
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.plan import make_plan
@@ -14,10 +13,6 @@ from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 EVERYTHING = make_options(splits={"all": 1})
-
-
-def split_by_key(plan) -> dict[str, str]:
-    return {key: split.name for split in plan.splits for key in split.images["key"].to_pylist()}
 
 
 def rows_of(plan) -> list:
@@ -58,22 +53,6 @@ def test_the_order_of_rows_that_repeat_a_key_does_not_matter():
     assert rows_of(plans[0]) == rows_of(plans[1])
 
 
-def test_a_copy_joins_two_groups_into_one():
-    options = make_options(splits={"train": 1, "eval": 1})
-    # By their own hashes the groups would part, which is what makes the joining visible.
-    places = shards.assign_splits(0, [f"group:{letter}" for letter in "abcdefgh"], options.shares).tolist()
-    other = "abcdefgh"[places.index(1 - places[0])]
-    rows = [
-        (make_ref("1", group="a"), make_facts("one")),
-        (make_ref("2", group=other), make_facts("two")),
-        (make_ref("3", group="a"), make_facts("shared")),
-        (make_ref("4", group=other), make_facts("shared")),
-        *many(50),
-    ]
-    where = split_by_key(make_plan(examined(*rows), options))
-    assert {where[key] for key in "1234"} == {list(options.shares)[places[0]]}  # the smaller name decides
-
-
 @pytest.mark.parametrize(
     ("images", "fields", "message"),
     [
@@ -111,14 +90,6 @@ def test_the_first_sets_of_copies_are_named_whatever_the_policy():
         sets = make_plan(examined(*rows), replace(EVERYTHING, duplicates=policy)).duplicate_sets
         assert sets[0] == ("000", *(f"000 {number:02d}" for number in range(19)))  # never more than twenty
         assert sets[1:] == tuple((f"{number:03d}", f"{number + 30:03d}") for number in range(1, 20))
-
-
-def test_the_drop_policy_keeps_the_first_copy_by_key():
-    rows = [(make_ref(key), make_facts(content)) for key, content in [("c", "x"), ("a", "x"), ("b", "x"), ("d", "y")]]
-    plan = make_plan(examined(*rows), replace(EVERYTHING, duplicates="drop"))
-    assert sorted(split_by_key(plan)) == ["a", "d"]
-    assert plan.dropped["key"].to_pylist() == ["b", "c"]
-    assert (plan.clusters, plan.cluster_images) == (1, 3)
 
 
 def test_labels_are_sorted_and_numbered_over_all_splits():

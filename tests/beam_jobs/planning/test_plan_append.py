@@ -55,20 +55,6 @@ def looking_like(bits: int = 0, **fields):
     return make_facts(f"{bits} bits", dhash=BASE ^ bits, **fields)
 
 
-@pytest.mark.parametrize(
-    ("split", "fields", "new"),
-    [
-        ("train", {}, (make_ref("new"), make_facts("0 bits"))),
-        ("eval", {}, (make_ref("new", group="g"), make_facts("another"))),
-        ("train", {"near_duplicates": "group"}, (make_ref("new"), looking_like(7))),
-    ],
-    ids=["equal", "same group", "alike"],
-)
-def test_new_images_join_the_split_of_existing_ones_they_belong_with(split, fields, new):
-    existing = first((make_ref("old", group="g", split=split), looking_like()))
-    assert where(append(existing, replace(HALVES, **fields), new))["new"] == split
-
-
 def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
     existing = first(
         (make_ref("1", group="g", split="eval"), make_facts("x")),
@@ -94,14 +80,6 @@ def test_a_split_that_gets_nothing_new_has_no_shard():
         ("eval", 1, 1),
     ]
     assert plan.splits[0].images.schema == schemas.PLANNED
-
-
-def test_copies_of_existing_images_are_dropped():
-    existing = first((make_ref("m"), make_facts("x")))
-    new = [(make_ref("a"), make_facts("x")), (make_ref("z"), make_facts("new")), (make_ref("y"), make_facts("new"))]
-    plan = append(existing, replace(HALVES, duplicates="drop"), *new)
-    assert plan.dropped["key"].to_pylist() == ["a", "z"]
-    assert (plan.clusters, plan.cluster_images, plan.near_dropped) == (2, 4, 0)
 
 
 def test_images_that_look_like_existing_ones_are_dropped():
@@ -152,12 +130,6 @@ def test_names_of_near_clusters_outlast_a_run_without_them():
     plan = append(existing, HALVES, (make_ref("copy"), looking_like()))
     assert plan.existing["near"].equals(existing["near"])
     assert column(published(plan), "near")["copy"] == column(existing, "near")["1"] != ""
-
-
-def test_new_classes_follow_the_old_ones():
-    plan = append(first(), HALVES, (make_ref("new", label="aardvark"), make_facts("new")), labels=("a", "b", "cat"))
-    assert plan.labels == ("a", "b", "cat", "aardvark")
-    assert [index for split in plan.splits for index in split.images["label_index"].to_pylist()] == [3]
 
 
 @pytest.mark.parametrize(

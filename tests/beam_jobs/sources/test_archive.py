@@ -90,7 +90,7 @@ def test_without_a_label_column_nothing_has_a_label(tar):
     assert found_in(source) == [("a.jpg", ""), ("cat/b.jpg", "")]
 
 
-@pytest.mark.parametrize("name", ["README.txt", "cat/a.npy", "cat/jpg"])
+@pytest.mark.parametrize("name", ["README.txt", "cat/jpg"])
 def test_a_file_that_is_no_image_and_beside_none_is_a_reject(tar, name):
     source = tar({name: b"x", "cat/b.jpg": jpeg(1)})
     assert found_in(source) == [(name, "! not_an_image"), ("cat/b.jpg", "cat")]
@@ -121,11 +121,7 @@ def shards(request, tmp_path) -> str:
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
-    [
-        ("{001..000}.tar", ["000.tar", "001.tar"]),
-        ("0{1{0,0},0{0..1}}.t*", ["000.tar", "001.tar", "010.tar"]),
-        ("01?.ta{r,r}", ["010.tar"]),
-    ],
+    [("{001..000}.tar", ["000.tar", "001.tar"]), ("0{1{0,0},0{0..1}}.t?{r,r}", ["000.tar", "001.tar", "010.tar"])],
 )
 def test_patterns_name_archives_and_their_names_part_the_keys(shards, pattern, names):
     source = TarSource(f"{shards}/{pattern}", TableColumns())

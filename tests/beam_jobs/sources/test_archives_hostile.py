@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import archive as archive_members
 from beam_jobs.sources import tar_headers
 from beam_jobs.sources.archive import TarSource, ZipSource
-from beam_jobs.sources.image_reader import Reader, Slice
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import (
     FOLDERS,
@@ -131,14 +130,6 @@ def test_zip_members_that_cannot_be_read_are_bad_members(tmp_path, central, valu
     assert bad.detail.startswith(detail)
 
 
-def test_a_member_larger_than_allowed_is_a_reference_and_read_up_to_the_limit(tar):
-    big = bytes(50_000)
-    entry = only(tar({"cat/a.jpg": big}))
-    assert entry.bytes == 50_000
-    source = tar({"cat/a.jpg": big})
-    assert Reader(base=source.base, max_bytes=99).read(entry.uri, entry.slice) == bytes(100)
-
-
 # ------------------------------------------------------------------ damaged archives
 
 
@@ -159,8 +150,6 @@ def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
     end = data.rindex(jpeg(3)) + len(jpeg(3))
     end += -end % 512
     assert "is not a tar archive" in tar_error(tmp_path, data[:100])
-    assert "truncated" in tar_error(tmp_path, data[: end - 600])
-    assert "truncated" in tar_error(tmp_path, data[:end])
     assert "truncated" in tar_error(tmp_path, data[: end + 300])
     (tmp_path / "x.tar").write_bytes(data[: end + 512])  # the end mark is there
     assert contents(TarSource(str(tmp_path / "x.tar"), TableColumns())) == FOLDERS
@@ -288,9 +277,7 @@ def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
     assert [(one.name, one.size, one.data) for one in found] == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "data"), [("tar", b""), ("tar", jpeg()), ("tar", b"PK\x03\x04"), ("zip", b""), ("zip", b"PK\x03\x04")]
-)
+@pytest.mark.parametrize(("kind", "data"), [("tar", b""), ("tar", jpeg()), ("zip", b""), ("zip", b"PK\x03\x04")])
 def test_what_is_no_archive_is_refused(tmp_path, data, kind):
     source, _, name = KINDS[kind]
     (tmp_path / name).write_bytes(data)
@@ -349,19 +336,8 @@ def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
         list(source.entries())
 
 
-@pytest.mark.parametrize("comment", [b"made by hand", b"x" * 65535])
-def test_a_zip_may_have_a_comment(tmp_path, comment):
+def test_a_zip_may_have_a_comment(tmp_path):
     path = make_zip(tmp_path / "x.zip", FOLDERS)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = comment
+        archive.comment = b"x" * 65535
     assert contents(ZipSource(str(path), TableColumns())) == FOLDERS
-
-
-def test_a_damaged_zip_member_is_a_bad_image(tmp_path):
-    path = make_zip(tmp_path / "x.zip", {"cat/a.jpg": b"text that packs well " * 99})
-    entry = only(ZipSource(str(path), TableColumns()))
-    data = bytearray(path.read_bytes())
-    data[Slice.parse(entry.slice).offset] ^= 0xFF
-    path.write_bytes(data)
-    with pytest.raises(BadImage, match="bad_member: the compressed member is damaged"):
-        Reader(base=str(tmp_path), max_bytes=10**6).read(entry.uri, entry.slice)

@@ -36,19 +36,6 @@ def test_only_a_source_of_single_labels_needs_one(tmp_path, kind):
     assert reference(str(tmp_path / "a.jpg"), ref).reason == "no_label"
 
 
-@pytest.mark.parametrize("path", ["http://host/a.jpg", "gs://bucket/a.jpg"])
-def test_what_lies_elsewhere_is_not_looked_at(path):
-    assert reference(path, REF, "/root") == REF
-
-
-def test_a_reference_is_completed_with_size_and_time(tmp_path):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(b"12345")
-    os.utime(path, ns=(1, 1_234_567_890))
-    found = reference(str(path), REF)
-    assert found == ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat", bytes=5, mtime_ns=1_234_567_890)
-
-
 @pytest.mark.parametrize(
     ("path_of", "fields", "reason", "detail"),
     [
@@ -56,7 +43,6 @@ def test_a_reference_is_completed_with_size_and_time(tmp_path):
         (str, {}, "not_a_file", "it is a directory, pipe, socket or device"),
         (pipe, {}, "not_a_file", "it is a directory, pipe, socket or device"),
         (dangling, {}, "unreadable", "No such file or directory"),
-        (lambda tmp_path: f"{tmp_path}/none", {}, "unreadable", "No such file or directory"),
         (
             lambda tmp_path: f"{tmp_path}/a\0b",
             {},

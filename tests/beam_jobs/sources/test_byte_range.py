@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.sources.image_reader import METHODS, Slice
-from beam_jobs.storage.decompress import PACKINGS
+from beam_jobs.sources.image_reader import Slice
 
 
 @pytest.mark.parametrize(
@@ -13,8 +12,7 @@ from beam_jobs.storage.decompress import PACKINGS
         {"path": ""},
         {"path": "12:x", "feature": "käse:5:"},
         {"offset": 1 << 60, "length": 0},
-        *({"method": method} for method in METHODS),
-        *({"method": "example", "feature": "f", "packing": packing} for packing in PACKINGS),
+        {"method": "example", "feature": "f", "packing": "gzip"},
     ],
 )
 def test_a_slice_is_read_back_from_its_text(fields):

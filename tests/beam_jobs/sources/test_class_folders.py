@@ -11,16 +11,8 @@ from beam_jobs.sources import class_folders
 from beam_jobs.sources.class_folders import ClassFolders
 from beam_jobs.sources.factory import open_source
 from tests.beam_jobs import entries
-from tests.beam_jobs.entries import hidden_in
+from tests.beam_jobs.entries import hidden_in, make
 from tests.beam_jobs.make_rows import make_options
-
-
-def make(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-    return root
 
 
 def found_in(root: Path) -> list[tuple[str, str]]:
@@ -119,17 +111,6 @@ def test_the_root_itself_may_be_a_link(tmp_path):
     assert found_in(tmp_path / "link") == [("cat/a.jpg", "cat")]
 
 
-def test_special_files_and_dangling_links_are_rejected_unopened(tmp_path):
-    make(tmp_path, "cat/a.jpg")
-    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
-    (tmp_path / "cat" / "gone.jpg").symlink_to("nothing.jpg")
-    assert found_in(tmp_path) == [
-        ("cat/a.jpg", "cat"),
-        ("cat/gone.jpg", "! unreadable"),
-        ("cat/pipe.jpg", "! not_a_file"),
-    ]
-
-
 def test_a_name_that_is_not_utf8_is_rejected_under_a_printable_one(tmp_path):
     make(tmp_path, "cat/a.jpg")
     Path(os.fsdecode(os.fsencode(tmp_path / "cat") + b"/caf\xe9.jpg")).write_bytes(b"x")
@@ -155,15 +136,6 @@ def test_what_is_no_folder_cannot_be_read(tmp_path, name, message):
     make(tmp_path, "file")
     with pytest.raises(SourceError, match=f"^{tmp_path}/{name} cannot be read: {message}$"):
         ClassFolders(str(tmp_path / name)).check()
-
-
-def test_a_folder_is_guessed_and_starts_where_it_lies(tmp_path):
-    make(tmp_path, "cat/a.jpg")
-    source = open_source(make_options(source=str(tmp_path)))
-    assert source == ClassFolders(str(tmp_path))
-    assert source.base == str(tmp_path)
-    with pytest.raises(SourceError, match="Is a directory"):
-        open_source(make_options(source=str(tmp_path), source_kind="csv"))
 
 
 @pytest.mark.parametrize(

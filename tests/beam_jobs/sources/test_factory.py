@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.sources.factory import guess_kind, open_source
 from tests.make_images import class_folders
@@ -36,14 +36,6 @@ def test_a_directory_with_the_files_of_tfds_is_a_tfds_source(tmp_path):
     assert guess_kind(str(tmp_path)) == "folder"
     (tmp_path / "features.json").write_bytes(b"{}")
     assert guess_kind(str(tmp_path)) == "tfds"
-
-
-def test_what_is_none_of_them_is_refused_with_what_is_allowed(tmp_path):
-    (tmp_path / "notes.txt").write_bytes(b"")
-    with pytest.raises(
-        SourceError, match="notes.txt is not a source; give a folder .*, a glob, or a file that ends in"
-    ):
-        open_source(options(tmp_path / "notes.txt"))
 
 
 @pytest.mark.parametrize(("field", "pattern"), [("labels", ""), ("image", "*/*.jpg"), ("mask", "*/*.jpg")])

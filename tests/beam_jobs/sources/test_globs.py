@@ -10,19 +10,11 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.class_folders import GlobSource
 from beam_jobs.sources.factory import open_source
-from tests.beam_jobs.entries import found_in, hidden_in
+from tests.beam_jobs.entries import found_in, hidden_in, make
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 
 UNLABELLED = TableColumns(label="")
-
-
-def make(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-    return root
 
 
 def found_by(pattern: str, columns: TableColumns = TableColumns()) -> list[tuple[str, str]]:  # noqa: B008

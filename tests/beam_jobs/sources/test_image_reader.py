@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import pickle
 import zlib
 
 import pytest
@@ -62,8 +61,7 @@ def test_a_file_that_is_not_there_is_unreadable(base, uri, slice_text):
 
 
 @pytest.mark.parametrize(
-    ("offset", "length", "max_bytes", "read"),
-    [(300, 7, 99, DATA[300:307]), (len(DATA) - 3, 3, 99, DATA[-3:]), (5, 500, 99, DATA[5:105])],
+    ("offset", "length", "max_bytes", "read"), [(len(DATA) - 3, 3, 99, DATA[-3:]), (5, 500, 99, DATA[5:105])]
 )
 def test_a_stored_slice_is_a_run_of_bytes(base, offset, length, max_bytes, read):
     put(base, DATA)
@@ -91,19 +89,13 @@ def test_a_store_that_is_not_known_is_a_wrong_address():
     assert (reason, detail.startswith("nfs:// is not a supported filesystem")) == ("unreadable", True)
 
 
-def test_a_deflated_slice_is_unpacked(base):
-    packed = deflated(DATA)
-    put(base, b"before" + packed + b"after")
-    assert Reader(base=base, max_bytes=10**6).read("x", text("deflate", 6, len(packed))) == DATA
-
-
 @pytest.mark.parametrize(
     ("content", "limit"), [(os.urandom(3 << 20), 4 << 20), (bytes(50 << 20), 999)], ids=["noise", "bomb"]
 )
 def test_a_deflated_slice_of_any_size_is_unpacked_up_to_one_byte_over_the_limit(tmp_path, content, limit):
     packed = deflated(content)
-    put(str(tmp_path), packed)
-    piece = text("deflate", 0, len(packed))
+    put(str(tmp_path), b"before" + packed + b"after")
+    piece = text("deflate", 6, len(packed))
     assert Reader(base=str(tmp_path), max_bytes=limit).read("x", piece) == content[: limit + 1]
 
 
@@ -178,12 +170,6 @@ def test_a_compressed_container_that_cannot_be_unpacked_stops_the_work(tmp_path)
     put(str(tmp_path), b"\x1f\x8b\x08 no more gzip than that")
     with pytest.raises(SourceError, match="box cannot be unpacked past byte 0 of its content: "):
         Reader(base=str(tmp_path), max_bytes=99).read("x", text("stored", 0, 4, packing="gzip"))
-
-
-def test_a_reader_goes_to_workers(tmp_path):
-    put(str(tmp_path), DATA)
-    reader = pickle.loads(pickle.dumps(Reader(base=str(tmp_path), max_bytes=10**6)))
-    assert reader.read("x", text("stored", 1, 2)) == DATA[1:3]
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,6 @@ def test_a_source_without_a_span_is_span_nought_and_nobody_looks_whether_it_is_t
     assert spans.resolve(source) == Resolved(source=source, span=0, version=None)
 
 
-@pytest.mark.parametrize("source", ["a/b-{SPAN:2}.csv", "v{VERSION}"])
-def test_an_open_span_is_seen(source):
-    assert spans.has_span(source)
-
-
 def test_relative_patterns_stay_relative(tmp_path, monkeypatch):
     fill(tmp_path, "3/a", "p/4/a", "p[1]/5/a")
     monkeypatch.chdir(tmp_path)

@@ -11,11 +11,9 @@ import pytest
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.types import Annotations, ImageRef
-from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
@@ -293,10 +291,6 @@ def test_customary_names_count_among_features_of_one_type(dataset):
     source = TfdsSource(str(edit(dataset, "features.json", add)), TableColumns())
     source.check()
     assert {entry.label for entry in source.entries()} == {"china", "flower"}
-
-
-def test_a_directory_with_features_is_guessed(prepared):
-    assert open_source(make_options(source=str(prepared))) == TfdsSource(str(prepared), TableColumns())
 
 
 # ------------------------------------------------------------------ what cannot be read

@@ -63,11 +63,10 @@ def test_the_columns_are_fields_of_the_json(archive):
 
 
 @pytest.mark.parametrize(
-    ("labels", "cls", "expected"),
-    [("tags", b"", ("a", "b")), ("cls", b"dog|cat", ("cat", "dog")), ("none", b"", ())],
+    ("labels", "cls", "expected"), [("tags", b"", ("a", "b")), ("cls", b"dog|cat", ("cat", "dog"))]
 )
 def test_a_sample_may_have_many_labels(tar, labels, cls, expected):
-    files = {"0.jpg": jpeg(), "0.json": json.dumps({**JSON, "none": []}).encode(), "0.cls": cls}
+    files = {"0.jpg": jpeg(), "0.json": json.dumps(JSON).encode(), "0.cls": cls}
     source = tar(files, labels=labels)
     source.check()
     assert source.label_kind == "multi"

@@ -179,7 +179,6 @@ def test_there_must_be_a_dataset(options, tmp_path, mode):
     [
         ({"seed": 1}, "was made with seed 0, not 1"),
         ({"splits": {"train": 1}}, "was made with splits "),
-        ({"facts": "basic"}, "was made with facts "),
         ({"pixels": PixelOptions(policy="raw")}, r"was made with pixels\.policy 'copy', not 'raw'; omit it"),
     ],
 )

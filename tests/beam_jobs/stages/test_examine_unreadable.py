@@ -35,10 +35,7 @@ def test_a_bucket_with_an_image_that_cannot_be_read_is_not_done(source, sector):
     bucket, task = bucket_of_refs(source, *refs), task_of(source)
     with pytest.raises(Unreadable) as fault:
         examine_bucket(bucket, task)
-    assert fault.value.faults == (
-        ("bad.jpg", "Input/output error"),
-        ("a.jpg", "mask bad.jpg: Input/output error"),
-    )
+    assert fault.value.faults == (("bad.jpg", "Input/output error"), ("a.jpg", "mask bad.jpg: Input/output error"))
     assert not is_finished(task.reader.work, bucket)
     assert list(Path(task.reader.work).rglob("*.*")) == []
     sector.unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import manifest, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
@@ -68,19 +68,6 @@ def test_of_an_output_that_is_removed_meanwhile_nothing_is_published(written):
     with pytest.raises(FileNotFoundError, match="Split-train"):
         publish_it(written)
     assert not manifest.is_published(str(out))
-
-
-def test_the_image_table_leads_to_every_record(written):
-    publish_it(written)
-    table = schemas.read(str(Path(written.task.out, "images.parquet")))
-    assert table.schema == schemas.IMAGES
-    for row in table.to_pylist():
-        path = Path(written.task.out, f"Split-{row['split']}", f"data-{row['shard']:05d}-of-00002.tfrecord")
-        with path.open("rb") as stream:
-            values = record.decode(tfrecord.read_record_at(stream, path.name, row["offset"]))
-        assert values["image/filename"] == [row["key"].encode()]
-        assert values["image/key/sha256"] == [row["sha256"].encode()]
-        assert values["image/class/label"] == [row["label_index"]]
 
 
 def test_channel_statistics_are_those_of_the_pixels_of_the_first_split(written, photos):

@@ -43,12 +43,10 @@ def test_nothing_but_rejects_makes_no_bucket(tmp_path):
     assert (found.buckets, found.found, found.bytes) == ((), 1, 0)
 
 
-def test_the_same_source_gives_the_same_names(tmp_path):
-    assert names_of(tmp_path) == names_of(tmp_path / "elsewhere")
-
-
-def test_another_salt_renames_every_bucket(tmp_path):
-    assert set(names_of(tmp_path)).isdisjoint(names_of(tmp_path, salt="other"))
+def test_the_same_source_and_salt_give_the_same_names_and_another_salt_gives_others(tmp_path):
+    names = names_of(tmp_path)
+    assert names == names_of(tmp_path / "elsewhere")
+    assert set(names).isdisjoint(names_of(tmp_path, salt="other"))
 
 
 def test_the_references_of_an_earlier_scan_stay_for_workers_that_still_read_them(tmp_path):

@@ -32,14 +32,6 @@ def test_it_writes_every_piece_in_order_and_knows_the_checksums(length: int):
     assert taken.crc32c == google_crc32c.value(whole)
 
 
-def test_nothing_is_an_empty_file():
-    stream = io.BytesIO()
-    with Sink(stream) as taken:
-        pass
-    assert (stream.getvalue(), taken.position, taken.crc32c) == (b"", 0, 0)
-    assert taken.sha256 == hashlib.sha256().hexdigest()
-
-
 class _Full(io.BytesIO):
     def write(self, data: bytes) -> int:  # type: ignore[override]
         raise OSError(28, "No space left on device")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from beam_jobs.sources.image_reader import Reader, Slice
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import SpoolWriter
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import files_under
@@ -20,15 +18,6 @@ def test_what_was_added_is_read_back_by_its_slices(tmp_path, scheme):
     assert files_under(tmp_path) == {"examined/spool-1.bin": b"".join(PARTS)}
     reader = Reader(base="/elsewhere", max_bytes=10_000, work=work)
     assert [reader.read("some.jpg", text) for text in slices] == PARTS
-
-
-def test_a_slice_does_not_say_where_the_work_directory_lies(tmp_path):
-    # What was examined is taken up by a run that may find it elsewhere.
-    with SpoolWriter(str(tmp_path / "work"), "examined/spool-1.bin") as spool:
-        text = spool.add(b"bytes")
-    assert Slice.parse(text).path == "examined/spool-1.bin"
-    os.rename(tmp_path / "work", tmp_path / "moved")
-    assert Reader(base="", max_bytes=100, work=str(tmp_path / "moved")).read("some.jpg", text) == b"bytes"
 
 
 def test_a_spool_has_its_name_once_it_is_whole_and_one_of_nothing_is_none(tmp_path):

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import pytest
-from PIL import Image
 
-from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import annotations, process
-from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
@@ -37,7 +32,7 @@ from beam_jobs.stages.write import (
     write_failure_note,
     write_shard,
 )
-from beam_jobs.types import Annotations, ImageObject
+from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_ref
 from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
 
@@ -139,14 +134,6 @@ def test_the_number_of_threads_does_not_show(stages, tmp_path):
     assert Path(shard_path(stages.task.out, task)).read_bytes() == Path(shard_path(other.out, task)).read_bytes()
 
 
-def test_a_written_shard_is_not_written_again(stages):
-    task = stages.shards[0]
-    write_shard(task, stages.task)
-    # Without its plan a shard could not be written, so this shows that it was not tried.
-    Path(task.plan_path).unlink()
-    assert write_shard(task, stages.task) is False
-
-
 def test_a_shard_that_was_sealed_and_did_not_get_its_name_gets_it(stages):
     task = stages.shards[0]
     write_shard(task, stages.task)
@@ -199,36 +186,6 @@ def test_a_shard_of_another_digest_is_written_again(stages):
     assert load_sidecar(stages.task.work, task).digest == "other"
 
 
-@pytest.mark.parametrize(
-    ("data", "detail"),
-    [(jpeg(77), "the file differs from the examined file"), (None, "No such file or directory")],
-)
-def test_a_changed_image_stops_the_shard_and_leaves_no_file(stages, photos, tmp_path, data, detail):
-    copy = tmp_path / "copy"
-    shutil.copytree(photos, copy)
-    victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
-    (copy / victim).unlink()
-    if data is not None:
-        (copy / victim).write_bytes(data)
-    message = rf"^{victim} changed while it was being ingested \({detail}\); run it again$"
-    with pytest.raises(SourceChanged, match=message) as changed:
-        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
-    assert changed.value.key == victim
-    assert list(Path(stages.task.out).rglob("*.tfrecord")) == []
-    assert list(Path(stages.task.out).rglob("*.tmp")) == []
-
-
-def test_an_image_that_cannot_be_read_now_has_not_changed(stages, photos, tmp_path):
-    copy = shutil.copytree(photos, tmp_path / "copy")
-    victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
-    (copy / victim).unlink()
-    (copy / victim).symlink_to("/proc/self/mem")  # no process can read its first byte
-    with pytest.raises(Unreadable, match="^Input/output error$") as fault:
-        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
-    assert fault.value.faults == ((victim, "Input/output error"),)
-    assert list(Path(stages.task.out).rglob("*.t*")) == []
-
-
 def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     assert read_failures(stages.task.work) == []
     for index in (1, 0, 1):
@@ -243,17 +200,6 @@ def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     ]
     remove_failure_notes(stages.task.work)
     assert read_failures(stages.task.work) == []
-
-
-def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
-    task = stages.shards[0]
-    count = len(schemas.read(task.plan_path))
-    local_progress.reset()
-    write_shard(task, stages.task)
-    assert local_progress.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
-    local_progress.reset()
-    write_shard(task, stages.task)
-    assert local_progress.read() == Progress(count, 0, 0)  # or the time left would count what is done already
 
 
 CLASSES = (np.arange(60 * 80).reshape(60, 80) % 5).astype(np.uint8)
@@ -329,69 +275,17 @@ def test_a_record_has_no_more_bytes_than_readers_believe(prepare, monkeypatch, s
         write_shard(again, task)
 
 
-def test_an_image_may_have_many_classes_and_none(prepare):
-    refs = [said("a.jpg", labels=("cat", "ant")), said("c.png", labels=())]
-    many, none = written(*prepare(*refs, label_kind="multi"))
-    assert (many[record.LABEL], many[record.TEXT]) == ([0, 2], [b"ant", b"cat"])
-    assert (none[record.LABEL], none[record.TEXT]) == ([], [])
-
-
 @pytest.mark.parametrize(
     ("label", "fields", "names"),
     [
         ("", {"label_kind": "none", "labels": ()}, (record.LABEL, record.TEXT)),
         ("ant", {"moments": False}, (record.MEAN_RGB, record.VAR_RGB)),
-        ("ant", {}, ("image/weight", "image/segmentation/class/encoded")),
     ],
-    ids=["labels", "moments", "weight and mask"],
+    ids=["labels", "moments"],
 )
 def test_of_what_is_not_known_nothing_is_written(prepare, label, fields, names):
     (values,) = written(*prepare(said(label=label), **fields))
     assert values.keys().isdisjoint(names)
-
-
-def test_a_weight_is_written_beside_the_label(prepare):
-    (values,) = written(*prepare(said(label="ant", weight=0.0)))
-    assert (values["image/weight"], values[record.LABEL]) == ([0.0], [0])
-
-
-LEFT = ImageObject(label="cat", bbox=(0.0, 15.0, 20.0, 45.0), area=600.0)
-MIDDLE = ImageObject(
-    label="bee", bbox=(20.0, 15.0, 60.0, 60.0), crowd=True, area=9.0, segmentation=[[20, 15, 60, 15, 60, 60, 20, 60]]
-)
-
-
-def test_objects_are_written_as_shares_of_the_image(prepare):
-    refs = [said(objects=(LEFT, MIDDLE), size=(60, 80)), said("c.png", objects=())]
-    values, empty = written(*prepare(*refs, label_kind="none"))
-    objects = {name.removeprefix(record.OBJECT_PREFIX): value for name, value in values.items() if "object" in name}
-    (mask,) = [data for data in objects.pop("mask") if data]
-    assert objects == {
-        "bbox/xmin": [0.0, 0.25],
-        "bbox/xmax": [0.25, 0.75],
-        "bbox/ymin": [0.25, 0.25],
-        "bbox/ymax": [0.75, 1.0],
-        "class/label": [2, 1],
-        "class/text": [b"cat", b"bee"],
-        "is_crowd": [0, 1],
-        "area": [600.0, 9.0],
-    }
-    inside = np.asarray(Image.open(io.BytesIO(mask)))
-    assert inside.shape == (60, 80)
-    assert inside[20:58, 22:58].min() == 1
-    assert inside[:, :18].max() == inside[:13].max() == 0
-    assert empty[record.OBJECT_PREFIX + "class/label"] == []
-
-
-def test_objects_and_masks_go_where_the_pixels_go(prepare):
-    # Raw keeps the middle 60 of 80 columns and halves both sides.
-    pixels = PixelOptions(policy="raw", side_px=30)
-    (values,) = written(*prepare(said(objects=(MIDDLE,), mask="plain.png"), pixels=pixels, label_kind="none"))
-    assert values[record.OBJECT_PREFIX + "bbox/xmin"] == [pytest.approx(10 / 60)]
-    assert values[record.OBJECT_PREFIX + "bbox/xmax"] == [pytest.approx(50 / 60)]
-    assert values["image/segmentation/class/encoded"] == [
-        annotations.encode_mask(annotations.move_mask(CLASSES, geometry(pixels, 60, 80)))
-    ]
 
 
 def test_a_mask_is_written_as_it_lies_or_made_plain(prepare):

@@ -37,10 +37,7 @@ def nobody(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "out", "said"),
-    [
-        ("gs://bucket/photos", "out", GOOGLE),
-        (None, "s3://bucket/out", "there are no AWS credentials here; make some"),
-    ],
+    [("gs://bucket/photos", "out", GOOGLE), (None, "s3://bucket/out", "there are no AWS credentials here; make some")],
     ids=["source", "out"],
 )
 def test_a_command_without_credentials_ends_at_once_with_the_remedy(source, out, said, nobody, photos, tmp_path):
