@@ -27,6 +27,8 @@ Errors, all in `beam_jobs.errors`:
   UsageError: the request is wrong, nothing was changed: OptionError, SourceError
   DataError: the data failed a check, nothing was published: TooManyRejects, EmptySplit, SplitConflict,
     CorruptDataset
+
+Rejects:
   RejectReason: why an image is not in the dataset
 
 Examples:
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
         EmptySplit,
         FeedlineError,
         OptionError,
-        RejectReason,
         SourceError,
         SplitConflict,
         TooManyRejects,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from beam_jobs.ingest import run
     from beam_jobs.inspect import FeatureSummary, FileSummary, find_record, summarise_file
     from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
+    from beam_jobs.types import RejectReason
 
 __all__ = [
     "ChannelStatistics",
@@ -110,7 +112,6 @@ _MODULES = {
         "EmptySplit",
         "FeedlineError",
         "OptionError",
-        "RejectReason",
         "SourceError",
         "SplitConflict",
         "TooManyRejects",
@@ -127,6 +128,7 @@ _MODULES = {
         "SplitInfo",
         "load",
     ),
+    "types": ("RejectReason",),
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }

@@ -27,7 +27,7 @@ from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_w
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import examine, generations, work_dir, work_units, write
+from beam_jobs.stages import examine, generations, resume, work_dir, write
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.stages.generations import ExistingDataset
 from beam_jobs.stages.publish import (
@@ -257,7 +257,7 @@ class _Ingest:
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)
         reject_unreadable = self.options.unreadable == "reject"
-        old_faults = work_units.read_fault_notes(fault_dir)  # of a run that rejected unreadable images
+        old_faults = resume.read_fault_notes(fault_dir)  # of a run that rejected unreadable images
         for bucket in listing.buckets:
             if bucket.name in old_faults:
                 examine.invalidate(self.work, bucket)
@@ -271,15 +271,15 @@ class _Ingest:
             run_job("examining", total, ExamineBuckets(tuple(buckets), pass_task), self.make_pipeline, self.watch)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
-            faults = work_units.read_fault_notes(fault_dir)
+            faults = resume.read_fault_notes(fault_dir)
             return [
                 bucket for bucket in buckets if bucket.name in faults and not examine.is_finished(self.work, bucket)
             ]
 
-        if failed := work_units.run_passes(listing.buckets, run_pass, select_failed, self.report):
-            faults_by_bucket = work_units.read_fault_notes(fault_dir)
+        if failed := resume.run_passes(listing.buckets, run_pass, select_failed, self.report):
+            faults_by_bucket = resume.read_fault_notes(fault_dir)
             faults = [fault for bucket in failed for fault in faults_by_bucket[bucket.name]]
-            raise work_units.unfinished_error(faults, "" if reject_unreadable else ", or give --unreadable reject")
+            raise resume.unfinished_error(faults, "" if reject_unreadable else ", or give --unreadable reject")
 
     def _check_rejects(self, rejects: pa.Table, images: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -324,7 +324,7 @@ class _Ingest:
             if changed:
                 more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
                 raise SourceChanged(changed[0].text + more)
-            raise work_units.unfinished_error([Fault(failure.key, failure.text) for failure in failed], "")
+            raise resume.unfinished_error([Fault(failure.key, failure.text) for failure in failed], "")
         time_text = _duration(started, images)
         self.report(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {time_text}")
 
@@ -340,7 +340,7 @@ class _Ingest:
                 return []  # another pass cannot help, so nothing can be published
             return [shard for shard in shards if unit_name(shard) in failed and not is_written(shard, task)]
 
-        unwritten = {unit_name(shard) for shard in work_units.run_passes(tasks, run_pass, select_failed, self.report)}
+        unwritten = {unit_name(shard) for shard in resume.run_passes(tasks, run_pass, select_failed, self.report)}
         return [failure for failure in read_failures(self.work) if not failure.passing or failure.unit in unwritten]
 
     def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:

@@ -36,11 +36,10 @@ from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import Augmented, parse_device_ops
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
-from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, timed
+from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, check_monitor, timed
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
-from trainer.training.optimizers import check_monitor
 from trainer.training.strategy import check_batch, distribute, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 

@@ -8,9 +8,8 @@ between splits and shards, so it needs a new `FORMAT_VERSION` in `manifest.py`.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -54,20 +53,6 @@ def texts(column: pa.Array) -> Iterator[str]:
     """Yields the texts of a column, a few thousand Python strings at a time."""
     for start in range(0, len(column), _SLICE_ROWS):
         yield from column.slice(start, _SLICE_ROWS).to_numpy(zero_copy_only=False)
-
-
-def assign_splits(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
-    """Returns the index in `shares` of the split of each group, int64[groups]; it depends on name, seed and shares.
-
-    Args:
-      seed: salt of the hash; another seed gives another split.
-      groups: names of groups; the images of a group stay in one split.
-      shares: split -> share, summing to 1, in a fixed order.
-    """
-    points = hashes64(SPLIT, seed, groups) / 2.0**64
-    edges = list(itertools.accumulate(shares.values()))
-    edges[-1] = math.inf  # rounding may leave the sum of the shares below 1
-    return np.searchsorted(edges, points, side="right")
 
 
 def shard_count(total_bytes: int, records: int, shard_bytes: float) -> int:

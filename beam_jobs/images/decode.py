@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
+from beam_jobs.types import RejectReason
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -19,7 +19,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
+from beam_jobs.types import RejectReason
 
 UPRIGHT = 1
 

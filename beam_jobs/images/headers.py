@@ -9,10 +9,11 @@ import io
 
 from PIL import Image, UnidentifiedImageError
 
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
 from beam_jobs.images import header_formats
 from beam_jobs.images.header_formats import UPRIGHT, Header, bad_header
 from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
+from beam_jobs.types import RejectReason
 
 __all__ = ["UPRIGHT", "Header", "gate", "open_image", "read_header", "sniff"]
 

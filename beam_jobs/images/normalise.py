@@ -14,10 +14,11 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked
 from beam_jobs.images.headers import UPRIGHT, Header, open_image
 from beam_jobs.options import PixelOptions
+from beam_jobs.types import RejectReason
 
 STORED_FORMATS = ("jpeg", "png")  # what the trainer's decoder reads on every code path
 _LOSSY = ("jpeg", "webp")  # PNG would multiply the size of these without any gain

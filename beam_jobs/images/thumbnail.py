@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageFile
 
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
 from beam_jobs.images import headers
 from beam_jobs.options import ImageLimits
+from beam_jobs.types import RejectReason
 
 TINY_PX = 64  # sides up to this are stored without loss, and enlarged without blur
 _QUALITY = 78

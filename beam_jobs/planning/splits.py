@@ -11,7 +11,9 @@ Stratified splits depend on the number of images per class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +97,7 @@ def assign(
     free_units = np.flatnonzero(claims == unclaimed)
     names = units.names.take(pa.array(free_units))
     if classes is None:
-        assigned[free_units] = shards.assign_splits(options.seed, shards.texts(names), options.shares)
+        assigned[free_units] = assign_splits(options.seed, shards.texts(names), options.shares)
     else:
         hashes = shards.hashes64(shards.SPLIT, options.seed, shards.texts(names))
         is_free = claims[units.unit] == unclaimed
@@ -227,3 +229,17 @@ def _apportion(total: int, shares: list[float]) -> np.ndarray:
     counts = np.floor(quotas).astype(np.int64)
     counts[np.argsort(counts - quotas, kind="stable")[: total - counts.sum()]] += 1
     return counts
+
+
+def assign_splits(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
+    """Returns the index in `shares` of the split of each group, int64[groups]; it depends on name, seed and shares.
+
+    Args:
+      seed: salt of the hash; another seed gives another split.
+      groups: names of groups; the images of a group stay in one split.
+      shares: split -> share, summing to 1, in a fixed order.
+    """
+    points = shards.hashes64(shards.SPLIT, seed, groups) / 2.0**64
+    edges = list(itertools.accumulate(shares.values()))
+    edges[-1] = math.inf  # rounding may leave the sum of the shares below 1
+    return np.searchsorted(edges, points, side="right")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from beam_jobs import storage
-from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.errors import BadImage
+from beam_jobs.types import ImageRef, Reject, RejectReason
 
 MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: the limit of Linux for a path
 _SHOWN_CHARACTERS = 200  # of a name above that limit

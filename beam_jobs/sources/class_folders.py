@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from beam_jobs import storage
-from beam_jobs.errors import RejectReason, SourceError
+from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printable, reference, scan_reject
 from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef, Reject, RejectReason
 
 _MAX_CHECKED = 10_000  # rejects; when a source starts with more of them, `max_reject_ratio` decides
 _NO_NAMES = frozenset({"", ".", ".."})

@@ -15,7 +15,7 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.dataset import record, tfrecord
-from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
+from beam_jobs.errors import BadImage, CorruptDataset, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
@@ -23,7 +23,7 @@ from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
 from beam_jobs.sources.image_reader import EXAMPLE, Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.storage import decompress
-from beam_jobs.types import ExtraValue, ImageRef, Reject
+from beam_jobs.types import ExtraValue, ImageRef, Reject, RejectReason
 
 DEFAULTS = TableColumns()
 

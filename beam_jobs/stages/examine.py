@@ -19,16 +19,16 @@ import google_crc32c
 from beam_jobs import storage
 from beam_jobs.common.system import Progress, chunk_size, chunks_by_size, local_progress, map_chunks, map_ordered
 from beam_jobs.dataset import schemas
-from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
+from beam_jobs.errors import BadImage, Fault, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.images.annotations import check_annotations
 from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.types import ImageFacts, ImageRef, Reject
+from beam_jobs.types import ImageFacts, ImageRef, Reject, RejectReason
 
 
 class SpoolWriter:
@@ -148,7 +148,7 @@ def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
       OSError: the bucket is not finished.
       ValueError: its marker is damaged.
     """
-    files = work_units.read_checked(_marker_path(work, bucket))["files"]
+    files = resume.read_checked(_marker_path(work, bucket))["files"]
     return storage.join(work, DIRECTORY, next(name for name in files if name.startswith(kind)))
 
 
@@ -169,7 +169,7 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     rejects: list[dict[str, Any]] = []
     faults: list[Fault] = []
     read = 0
-    with work_units.Attempt(_marker_path(work, bucket)) as attempt:
+    with resume.Attempt(_marker_path(work, bucket)) as attempt:
         spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
         with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
             for ref, outcome in _readable_outcomes(bucket, task, faults):
@@ -197,14 +197,14 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
 
 
 def sweep(work: str) -> None:
-    """Removes the files of killed attempts; see `work_units.sweep_unsealed`."""
-    work_units.sweep_unsealed(storage.join(work, DIRECTORY), itemgetter("files"))
+    """Removes the files of killed attempts; see `resume.sweep_unsealed`."""
+    resume.sweep_unsealed(storage.join(work, DIRECTORY), itemgetter("files"))
 
 
 def write_unread_note(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
     """Writes a note in `UNREAD` about the unreadable images of a bucket, or the error of its results. Idempotent."""
     faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
-    work_units.write_fault_note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
+    resume.write_fault_note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
 
 
 def invalidate_transient(work: str, bucket: Bucket) -> None:
@@ -231,7 +231,7 @@ def marker_name(bucket: Bucket) -> str:
 def parse_progress(marker: bytes) -> Progress | None:
     """Returns the progress in the content of a marker; None if it is damaged."""
     try:
-        counts = work_units.parse_checked(marker)
+        counts = resume.parse_checked(marker)
     except ValueError:  # a damaged marker of an earlier run: its bucket is examined again
         return None
     return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
@@ -242,7 +242,7 @@ def _load_outcome(work: str, bucket: Bucket) -> Examined | None:
     if not storage.exists(_marker_path(work, bucket)):
         return None
     try:
-        counts = work_units.read_checked(_marker_path(work, bucket))
+        counts = resume.read_checked(_marker_path(work, bucket))
         files = counts.pop("files")
         is_complete = all(_check_value(work, name) == value for name, value in files.items())
     except (OSError, ValueError):
@@ -274,7 +274,7 @@ def _readable_outcomes(
         faults.append(Fault(ref.key, str(outcome)))
         if task.reject_unreadable:
             yield ref, _reject(ref, BadImage(RejectReason.UNREADABLE, str(outcome)), 0)
-        elif len(faults) == work_units.MAX_FAULTS:
+        elif len(faults) == resume.MAX_FAULTS:
             return
 
 

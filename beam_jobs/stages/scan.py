@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.dataset import schemas
-from beam_jobs.errors import RejectReason
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef, Reject, RejectReason
 
 # Extensions of images that are converted to JPEG or PNG; see `normalise`.
 _CONVERTED = (".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp")

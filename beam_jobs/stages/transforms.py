@@ -15,7 +15,7 @@ from beam_jobs import storage
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, Unreadable
 from beam_jobs.runners.beam_job import Tally
-from beam_jobs.stages import examine, work_units, write
+from beam_jobs.stages import examine, resume, write
 from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, write_unread_note
 from beam_jobs.stages.scan import Bucket
 from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, write_failure_note, write_shard
@@ -64,7 +64,7 @@ class WriteShards(beam.PTransform):
 
         def parse(_: str, sidecar: bytes) -> Progress | None:
             try:
-                values = work_units.parse_checked(sidecar)
+                values = resume.parse_checked(sidecar)
             except ValueError:  # a damaged sidecar of an earlier run: its shard is written again
                 return None
             return Progress(values["records"], values["bytes"])

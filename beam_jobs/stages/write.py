@@ -29,7 +29,7 @@ from beam_jobs.images.normalise import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
 # Large enough for one switch of the interpreter lock per twenty images, small enough for the cache.
@@ -243,7 +243,7 @@ def shard_path(out: str, shard: ShardTask) -> str:
 
 def sidecar_name(shard: ShardTask) -> str:
     """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; it depends on the plan."""
-    return f"{_stem(shard)}{work_units.SEAL_SUFFIX}"
+    return f"{_stem(shard)}{resume.SEAL_SUFFIX}"
 
 
 def sidecar_path(work: str, shard: ShardTask) -> str:
@@ -256,8 +256,8 @@ def _stem(shard: ShardTask) -> str:
 
 
 def sweep(work: str, tasks: list[ShardTask]) -> None:
-    """Removes the files of other plans and of killed attempts; see `work_units.sweep_unsealed`."""
-    work_units.sweep_unsealed(
+    """Removes the files of other plans and of killed attempts; see `resume.sweep_unsealed`."""
+    resume.sweep_unsealed(
         storage.join(work, DIRECTORY), lambda values: [values["file"]], {sidecar_name(task) for task in tasks}
     )
 
@@ -284,7 +284,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink has one thread
-    with work_units.Attempt(sidecar_path(task.work, shard)) as attempt:
+    with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
         with storage.direct_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
@@ -313,7 +313,7 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
       OSError: there is no sidecar.
       ValueError: the sidecar is damaged.
     """
-    values = work_units.read_checked(sidecar_path(work, shard))
+    values = resume.read_checked(sidecar_path(work, shard))
     return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
 
 
@@ -324,13 +324,13 @@ def write_failure_note(shard: ShardTask, task: WriteTask, error: FeedlineError |
     )
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     failure = Failure(unit_name(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
-    work_units.write_checked(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
+    resume.write_checked(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
 
 
 def read_failures(work: str) -> list[Failure]:
     """Returns the failures of the notes of `write_failure_note`, in order of split and shard."""
     directory = storage.join(work, "failed")
-    return [Failure(**work_units.read_checked(storage.join(directory, name))) for name in storage.list_files(directory)]
+    return [Failure(**resume.read_checked(storage.join(directory, name))) for name in storage.list_files(directory)]
 
 
 def remove_failure_notes(work: str) -> None:

@@ -20,10 +20,11 @@ from beam_jobs.common import strings
 from beam_jobs.dataset import record, schemas
 from beam_jobs.dataset.lookup import read_row_record
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import BadImage, CorruptDataset, RejectReason
+from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox, thumbnail
 from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
+from beam_jobs.types import RejectReason
 
 _MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pickle
 
 from beam_jobs import errors
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
+from beam_jobs.types import RejectReason
 
 
 def test_every_error_of_the_tree_has_its_exit_code():

@@ -13,7 +13,7 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects, Unreadable
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import jpeg
@@ -40,7 +40,7 @@ class Sector:
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> IngestOptions:
     """Eight images in a table, in units of two; in a store that tells neither size nor time beforehand."""
-    monkeypatch.setattr(work_units, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(resume, "WAITS_S", (0.0, 0.0))
     (tmp_path / "photos").mkdir()
     for number in range(IMAGES):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(jpeg(number))

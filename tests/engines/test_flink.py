@@ -19,7 +19,7 @@ from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners.beam_job import no_watch, run_job
 from beam_jobs.runners.flink import Options
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from tests.beam_jobs.runs import files_under
 from tests.command import feedline
 from tests.engines import flink_parts
@@ -114,7 +114,7 @@ def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
 
 
 def test_an_image_that_a_worker_cannot_read_is_tried_again(jar, tmp_path, monkeypatch):
-    monkeypatch.setattr(work_units, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(resume, "WAITS_S", (0.0, 0.0))
     (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.dataset import record
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
@@ -367,7 +367,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
         write_urls(source, server, pages)
         write_bucket(source, s3_server.new_bucket(patch, BUCKET.removeprefix("s3://")))
         patch.chdir(source)
-        patch.setattr(work_units, "WAITS_S", (0.0, 0.0))
+        patch.setattr(resume, "WAITS_S", (0.0, 0.0))
         yield Ingests(root / "out", pages.most_at_once)
 
 

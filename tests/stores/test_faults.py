@@ -12,7 +12,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import Unreadable
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from beam_jobs.storage.object_stores import gcs
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import class_folders
@@ -38,7 +38,7 @@ def options(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ing
 
     short = DEFAULT_RETRY.with_timeout(0.5)  # the store stays down for longer than the two minutes
     monkeypatch.setattr(gcs, "_RETRY", short)
-    monkeypatch.setattr(work_units, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(resume, "WAITS_S", (0.0, 0.0))
     return IngestOptions(source=source, out=str(tmp_path / "out"), splits={"all": 1}, bucket_images=BUCKET)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of `fit`: step and input-wait clocks, the line of each epoch, the history, the profile.
+"""Callbacks of `fit`: clocks of steps and input waits, the lines of epochs, the best epoch, early stopping, averages.
 
 Callbacks access `self.model` after a step only where they must: on the JAX backend this copies all state into it.
 
@@ -17,17 +17,19 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TextIO
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.errors import TrainingDiverged
+from beam_jobs.common.strings import unknown
+from beam_jobs.errors import OptionError, TrainingDiverged
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainOptions
 from trainer.training.checkpoint import Progress
+from trainer.training.optimizers import averaged, copy_values, restore_values
 
 
 class WaitMeter:
@@ -268,3 +270,99 @@ def _profiler() -> tuple[Callable[[str], Any], Callable[[], Any]]:
     import tensorflow as tf
 
     return tf.profiler.experimental.start, tf.profiler.experimental.stop
+
+
+class AverageWeights(keras.callbacks.Callback):
+    """Validates with the running average of the weights, and trains with the weights themselves.
+
+    Keras overwrites the weights with their average at the end of every `fit`. A training may have several calls, so
+    this callback restores the weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weights: list[np.ndarray] = []
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """See Keras."""
+        self._weights = copy_values(self.model)
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """See Keras."""
+        restore_values(self.model, self._weights)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """See Keras."""
+        self._weights = copy_values(self.model)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """See Keras."""
+        restore_values(self.model, self._weights)
+
+
+def exported_weights(model: keras.Model) -> list[np.ndarray]:
+    """Returns the weights for evaluation and export, in the order of `model.weights`."""
+    with averaged(model):
+        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+
+
+class BestEpoch(keras.callbacks.Callback):
+    """Compares epochs by the monitored figure: stores the weights of the best, and stops a training without progress.
+
+    Attributes:
+      best_weights: `exported_weights` of the best epoch; empty unless `options.keep` is `best`.
+    """
+
+    def __init__(self, progress: Progress, options: TrainOptions, best_weights: list[np.ndarray]) -> None:
+        super().__init__()
+        self._progress = progress
+        self._options = options
+        self.best_weights = best_weights
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """See Keras.
+
+        Raises:
+          OptionError: the monitored figure does not exist.
+        """
+        progress, options = self._progress, self._options
+        value = monitored_value(options, logs or {})
+        if is_better(value, progress.best, options):
+            progress.best, progress.best_epoch, progress.stale = value, epoch, 0
+            if options.keep == "best":
+                self.best_weights = exported_weights(self.model)
+        else:
+            progress.stale += 1
+        if options.patience and progress.stale >= options.patience:
+            progress.stopped = True
+            self.model.stop_training = True
+
+
+def check_monitor(options: TrainOptions, figures: Collection[str]) -> None:
+    """Raises `OptionError` if the options need a monitored figure that is not in `figures`."""
+    if options.keep == "best" or options.patience:
+        monitored_value(options, dict.fromkeys(figures, 0.0))
+
+
+def monitored_value(options: TrainOptions, logs: Mapping[str, float]) -> float:
+    """Returns the value of the monitored figure.
+
+    Raises:
+      OptionError: the figure does not exist.
+    """
+    worse_end = "_high" if "loss" in options.monitor else "_low"
+    name = options.monitor + (worse_end if options.choose_by == "lower_bound" else "")
+    if name not in logs:
+        raise OptionError(unknown("figure", name, sorted(logs), "monitor="))
+    return float(logs[name])
+
+
+def is_better(value: float, best: float | None, options: TrainOptions) -> bool:
+    """Returns whether a value is better than the best one by more than `min_delta`; False for NaN."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    gain = best - value if "loss" in options.monitor else value - best
+    return gain > options.min_delta

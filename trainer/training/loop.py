@@ -23,10 +23,19 @@ from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
 from trainer.training import transfer
-from trainer.training.callbacks import Clock, FiniteLoss, History, Profile, WaitMeter
+from trainer.training.callbacks import (
+    AverageWeights,
+    BestEpoch,
+    Clock,
+    FiniteLoss,
+    History,
+    Profile,
+    WaitMeter,
+    exported_weights,
+)
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
-from trainer.training.optimizers import AverageWeights, BestEpoch, exported_weights, make_optimizer
+from trainer.training.optimizers import make_optimizer
 from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

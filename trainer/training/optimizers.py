@@ -1,118 +1,15 @@
-"""Optimizers and schedules by name, and the weights to export: running averages, weights of the best epoch."""
+"""Optimizers and schedules by name, and running averages of the weights."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from beam_jobs.common.strings import unknown
-from beam_jobs.errors import OptionError
 from trainer.options import TrainOptions
-from trainer.training.checkpoint import Progress
-
-Logs = dict[str, float]
-
-
-class AverageWeights(keras.callbacks.Callback):
-    """Validates with the running average of the weights, and trains with the weights themselves.
-
-    Keras overwrites the weights with their average at the end of every `fit`. A training may have several calls, so
-    this callback restores the weights.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._weights: list[np.ndarray] = []
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        """See Keras."""
-        self._weights = copy_values(self.model)
-        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        """See Keras."""
-        restore_values(self.model, self._weights)
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """See Keras."""
-        self._weights = copy_values(self.model)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """See Keras."""
-        restore_values(self.model, self._weights)
-
-
-def exported_weights(model: keras.Model) -> list[np.ndarray]:
-    """Returns the weights for evaluation and export, in the order of `model.weights`."""
-    with averaged(model):
-        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
-
-
-class BestEpoch(keras.callbacks.Callback):
-    """Compares epochs by the monitored figure: stores the weights of the best, and stops a training without progress.
-
-    Attributes:
-      best_weights: `exported_weights` of the best epoch; empty unless `options.keep` is `best`.
-    """
-
-    def __init__(self, progress: Progress, options: TrainOptions, best_weights: list[np.ndarray]) -> None:
-        super().__init__()
-        self._progress = progress
-        self._options = options
-        self.best_weights = best_weights
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """See Keras.
-
-        Raises:
-          OptionError: the monitored figure does not exist.
-        """
-        progress, options = self._progress, self._options
-        value = monitored_value(options, logs or {})
-        if is_better(value, progress.best, options):
-            progress.best, progress.best_epoch, progress.stale = value, epoch, 0
-            if options.keep == "best":
-                self.best_weights = exported_weights(self.model)
-        else:
-            progress.stale += 1
-        if options.patience and progress.stale >= options.patience:
-            progress.stopped = True
-            self.model.stop_training = True
-
-
-def check_monitor(options: TrainOptions, figures: Collection[str]) -> None:
-    """Raises `OptionError` if the options need a monitored figure that is not in `figures`."""
-    if options.keep == "best" or options.patience:
-        monitored_value(options, dict.fromkeys(figures, 0.0))
-
-
-def monitored_value(options: TrainOptions, logs: Mapping[str, float]) -> float:
-    """Returns the value of the monitored figure.
-
-    Raises:
-      OptionError: the figure does not exist.
-    """
-    worse_end = "_high" if "loss" in options.monitor else "_low"
-    name = options.monitor + (worse_end if options.choose_by == "lower_bound" else "")
-    if name not in logs:
-        raise OptionError(unknown("figure", name, sorted(logs), "monitor="))
-    return float(logs[name])
-
-
-def is_better(value: float, best: float | None, options: TrainOptions) -> bool:
-    """Returns whether a value is better than the best one by more than `min_delta`; False for NaN."""
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
-    gain = best - value if "loss" in options.monitor else value - best
-    return gain > options.min_delta
-
 
 # Name -> class, and the names of its arguments that are options of the same name, without the common ones.
 OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], tuple[str, ...]]] = {

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_jobs.common import child_python
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
 from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import ImageFacts
+from beam_jobs.types import ImageFacts, RejectReason
 
 _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
 _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image

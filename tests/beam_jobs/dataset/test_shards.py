@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
+from beam_jobs.planning import splits
 
 # The golden values below are on disks already. If one of them changes, images move between splits and shards of
 # existing datasets, so the change needs a new FORMAT_VERSION in beam_jobs/dataset/manifest.py.
@@ -15,7 +16,7 @@ EIGHT_TWO = {"train": 0.8, "eval": 0.2}
 
 
 def split_of(seed: int, group: str, shares: dict[str, float]) -> str:
-    return list(shares)[shards.assign_splits(seed, [group], shares)[0]]
+    return list(shares)[splits.assign_splits(seed, [group], shares)[0]]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import record
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import ImageFacts
+from beam_jobs.types import ImageFacts, RejectReason
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
 from trainer.ops import IMAGE, apply_ops, parse_ops
 

@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from beam_jobs.errors import RejectReason
 from beam_jobs.sources.base import leaves, printable, reference, scan_reject
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef, Reject, RejectReason
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")
 

@@ -15,7 +15,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.images import annotations, process
 from beam_jobs.options import ImageLimits
 from beam_jobs.sources.image_reader import Slice
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from beam_jobs.stages.examine import (
     DIRECTORY,
     Examined,
@@ -53,7 +53,7 @@ def content_of(path: Path) -> object:
     if path.suffix == ".parquet":
         return schemas.read(str(path)).to_pylist()
     if path.suffix == ".json":
-        values = work_units.read_checked(str(path))
+        values = resume.read_checked(str(path))
         return {**values, "files": sorted(values["files"])}  # the facts name their spool, so their checksum differs
     return path.read_bytes()
 

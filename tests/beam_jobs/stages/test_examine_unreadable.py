@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import Unreadable
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from beam_jobs.stages.examine import UNREAD, examine_bucket, invalidate, is_finished
 from beam_jobs.types import Annotations
 from tests.beam_jobs.buckets import MIXED, bucket_of_refs, rejects_of, task_of, write_files
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
         *("bad.jpg", "examine", "unreadable", "Input/output error"),
         0,
     )
-    notes = work_units.read_fault_notes(f"{task.reader.work}/{UNREAD}")
+    notes = resume.read_fault_notes(f"{task.reader.work}/{UNREAD}")
     assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
     assert is_finished(task.reader.work, bucket)
     invalidate(task.reader.work, bucket)
@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
 
 
 def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
-    monkeypatch.setattr(work_units, "MAX_FAULTS", 3)
+    monkeypatch.setattr(resume, "MAX_FAULTS", 3)
     refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
     with pytest.raises(Unreadable) as fault:
         examine_bucket(bucket_of_refs(source, *refs), task_of(source))

@@ -13,7 +13,7 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 from components.image_example_gen.component import Executor
 from tests.components.conftest import BEAM_ARGS
 
@@ -76,9 +76,9 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
         row["mean_rgb"] = [1.0, 2.0, 3.0]  # a mark that only taking up the file can carry on
     checksum = schemas.write(str(facts), rows, schemas.EXAMINED)
     (marker,) = (work / "examined").glob("done-*.json")
-    values = work_units.read_checked(str(marker))
+    values = resume.read_checked(str(marker))
     files = {**values["files"], facts.name: checksum}
-    work_units.Attempt(str(marker)).seal({**values, "files": files}, lambda: None)
+    resume.Attempt(str(marker)).seal({**values, "files": files}, lambda: None)
     (tmp_path / "attempts" / ".work-older").mkdir()
     examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
     assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)

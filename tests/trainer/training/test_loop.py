@@ -18,10 +18,9 @@ import tensorflow as tf
 
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
 from trainer.options import TrainOptions
-from trainer.training.callbacks import Profile, epoch_line, timed
+from trainer.training.callbacks import Profile, epoch_line, is_better, timed
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Segment, Task, fit_steps, segments, train
-from trainer.training.optimizers import is_better
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH, RECORDS, STEPS = 4, 18, 4  # two records of an epoch are left over for the next

@@ -1,4 +1,4 @@
-"""Units of work: seals of finished units, and repeated passes over unfinished units.
+"""Resume: seals of finished units of work, and repeated passes over unfinished units.
 
 A seal is a small JSON file with a checksum, which names the files of a unit. A cluster may run a unit twice at the same
 time, if it mistakes a slow worker for a dead one. An attempt therefore writes files with unique names, and creates the

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.errors import Fault
-from beam_jobs.stages import work_units
+from beam_jobs.stages import resume
 
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch) -> list[float]:
     """How long is waited, in vain."""
     waited: list[float] = []
-    monkeypatch.setattr(work_units.time, "sleep", waited.append)
+    monkeypatch.setattr(resume.time, "sleep", waited.append)
     return waited
 
 
@@ -19,7 +19,7 @@ def tried(*left_after: list[str]) -> tuple[list[str], list[tuple[list[str], bool
     made: list[tuple[list[str], bool]] = []
     lines: list[str] = []
     left = iter(left_after)
-    rest = work_units.run_passes(
+    rest = resume.run_passes(
         "abc", lambda units, last: made.append(([*units], last)), lambda _: next(left), lines.append
     )
     return [*rest], made, lines
@@ -42,19 +42,19 @@ def test_what_is_left_is_tried_again_after_growing_waits(waits):
 
 
 def test_notes_are_read_by_unit_and_the_last_of_one_counts(tmp_path):
-    assert work_units.read_fault_notes(str(tmp_path / "none")) == {}
+    assert resume.read_fault_notes(str(tmp_path / "none")) == {}
     for cause in ("denied", "no ä"):
-        work_units.write_fault_note(str(tmp_path), "000001-ab", [Fault("cat/ö.jpg", cause), Fault("b", "gone")])
-    work_units.write_fault_note(str(tmp_path), "000002-cd", [])
-    found = work_units.read_fault_notes(str(tmp_path))
+        resume.write_fault_note(str(tmp_path), "000001-ab", [Fault("cat/ö.jpg", cause), Fault("b", "gone")])
+    resume.write_fault_note(str(tmp_path), "000002-cd", [])
+    found = resume.read_fault_notes(str(tmp_path))
     assert found == {"000001-ab": (Fault("cat/ö.jpg", "no ä"), Fault("b", "gone")), "000002-cd": ()}
     (tmp_path / "000001-ab.json").write_bytes(b"{")
-    assert work_units.read_fault_notes(str(tmp_path)) == {"000001-ab": (), "000002-cd": ()}
+    assert resume.read_fault_notes(str(tmp_path)) == {"000001-ab": (), "000002-cd": ()}
 
 
 def test_the_error_names_the_first_in_one_bounded_line():
     faults = [Fault("long" * 1000, "denied"), *(Fault(f"{number}\n.jpg", "no answer") for number in range(2000))]
-    error = work_units.unfinished_error(faults, ", or leave it")
+    error = resume.unfinished_error(faults, ", or leave it")
     assert error.exit_code == 1
     assert len(error.faults) == 2001
     text = str(error)
