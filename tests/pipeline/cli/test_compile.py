@@ -75,26 +75,14 @@ def test_placeholders_are_refused(tmp_path, capsys, values, message):
 
 @pytest.mark.parametrize(
     ("path", "word"),
-    [
-        ("gs://BUCKET/x", "BUCKET"),
-        ("gs://${BUCKET}/x", "${BUCKET}"),
-        ("gs://bucket/DIR", ""),
-        ("s3://Old.Bucket/{SPAN}", ""),
-        ("BUCKET", ""),
-    ],
+    [("gs://BUCKET/x", "BUCKET"), ("gs://bucket/DIR", ""), ("s3://Old.Bucket/{SPAN}", ""), ("BUCKET", "")],
 )
 def test_only_words_that_cannot_be_names_of_buckets_are_placeholders(path, word):
     assert config.placeholder_in_path(path) == word
 
 
 @pytest.mark.parametrize(
-    ("image", "word"),
-    [
-        ("IMAGE:1", "IMAGE"),
-        ("host:5000/P/x@sha256:ab", "P"),
-        ("registry/feedline:RC1", ""),
-        ("localhost:5000/feedline@sha256:ab", ""),
-    ],
+    ("image", "word"), [("IMAGE:1", "IMAGE"), ("host:5000/P/x@sha256:ab", "P"), ("registry/feedline:RC1", "")]
 )
 def test_only_words_that_cannot_be_parts_of_an_image_are_placeholders(image, word):
     assert config.placeholder_in_image(image) == word

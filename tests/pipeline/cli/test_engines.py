@@ -23,13 +23,6 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, capsys.readouterr().err
 
 
-def test_the_local_engine_has_nothing_to_set():
-    with pytest.raises(
-        OptionError, match="--runner-option is 'parallelism=4'; the local runner has no options, name another"
-    ):
-        parse_engine("local", ["parallelism=4"])
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"), [("parallelism", "write it as parallelism=4"), ("a=[", "which is not a YAML value")]
 )

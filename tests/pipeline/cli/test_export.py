@@ -45,18 +45,10 @@ def test_metadata_goes_into_the_dataset_itself(place, capsys):
     assert (place / "dataset" / "croissant.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("dataset --to webdataset --out dataset", "out is 'dataset', which holds files; name a new or empty directory"),
-        ("dataset --to webdataset --out out --split tets", "the dataset has no split 'tets'; it has train, eval"),
-        ("dataset --to dali --out out --shard-mb 8", "shard_mb is of no use to dali, which copies no records"),
-    ],
-)
-def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, arguments, message):
-    assert run(["export", *arguments.split()]) == 2
+def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys):
+    assert run("export dataset --to webdataset --out dataset".split()) == 2
     said = capsys.readouterr().err
-    assert message in said
+    assert "out is 'dataset', which holds files; name a new or empty directory" in said
     assert "Traceback" not in said
     assert os.listdir(place) == ["dataset"]
 

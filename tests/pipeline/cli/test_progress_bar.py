@@ -26,12 +26,6 @@ TOTAL = Progress(1500, 90_000_000)
             10.0,
             "500 of 1,500 images, 50 images/s, 5.0 MB/s, 3 rejected, 0:20 left",
         ),
-        (
-            Progress(1500, 90_000_000, 1200),
-            TOTAL,
-            3.0,
-            "1,500 of 1,500 images, 500 images/s, 30.0 MB/s, 1,200 rejected",
-        ),
         (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1 images/s, 1.0 MB/s"),  # nobody knows how many there are
     ],
 )

@@ -51,11 +51,8 @@ def test_every_setting_has_a_row():
     ("key", "cells"),
     [
         ("root", ["text", "none: must be given"]),
-        ("span", ["whole number or null", "`null`"]),
         ("train.class_weights", ["balanced or mapping of names to numbers", "`''`"]),
-        ("ingest.columns.extra", ["list of texts", "`[]`"]),
         ("ingest.splits", ["mapping of names to numbers", "`{train: 0.9, eval: 0.1}`"]),
-        ("input.ordered", ["true or false", "`true`"]),
     ],
 )
 def test_types_and_defaults_are_those_of_the_code(key, cells):

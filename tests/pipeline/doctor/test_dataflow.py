@@ -113,6 +113,7 @@ def test_workers_without_public_addresses_need_an_image(google):
 def test_without_credentials_nothing_more_is_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     checks = found()
+    assert checks["credentials"].detail.startswith(f"File {tmp_path}/none.json was not found")
     assert checks["credentials"].remedy == "gcloud auth application-default login"
     assert "Dataflow API" not in checks
 

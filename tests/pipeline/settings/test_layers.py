@@ -50,7 +50,6 @@ def test_without_a_file_nothing_is_set():
     ("name", "value", "key", "read"),
     [
         ("FEEDLINE_TRAIN__LEARNING_RATE", "1e-3", ("train", "learning_rate"), 0.001),
-        ("FEEDLINE_INGEST__ALLOW_BUCKETS", "[a, b]", ("ingest", "allow_buckets"), ("a", "b")),
         ("FEEDLINE_EVALUATE__MAX_DROP", "null", ("evaluate", "max_drop"), None),
         ("FEEDLINE_INGEST__SPLITS__TEST", "1", ("ingest", "splits"), {"train": 8, "eval": 2, "test": 1}),
     ],
@@ -74,7 +73,6 @@ def test_a_number_for_a_setting_of_text_is_the_text_it_was_written_as(config, te
     [
         ("FEEDLINE_BROWSER", "1"),
         ("FEEDLINE_SERVICE_HOST", "10.0.0.1"),
-        ("FEEDLINE_PORT", "tcp://10.0.0.1:80"),
         ("FEEDLINE_TRAIN__EPOCHS", ""),
         ("feedline_train__epochs", "3"),
     ],

@@ -25,7 +25,6 @@ CASES = {
         "ingest --policy resize --side-px 256",
     ),
     "resized already": ({}, {"short_px": 256.0}, "decode", "3.9 times the bytes", "ingest --policy raw --side-px 256"),
-    "resized to what is seen": ({}, {"short_px": 224.0}, "decode", "3 times", "ingest --policy raw --side-px 224"),
     "more than the limit decodes": (
         *({"pipeline": (2_105.0, 500.0)}, {}, "decode"),
         *("Decoding is the bottleneck: 1,700 images/s alone, 2,105 all", "ingest --policy resize --side-px 256"),

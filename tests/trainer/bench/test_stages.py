@@ -7,15 +7,13 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.common import system
-from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.conftest import records_of
 from trainer.bench import baselines
 from trainer.bench.measure import make_removals, measure, prepare
 from trainer.bench.report import as_text
-from trainer.bench.stages import Stages, Variant, assemble, load_pool, open_source
-from trainer.input.parse import KEY
+from trainer.bench.stages import Stages, load_pool, open_source
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 
@@ -57,34 +55,11 @@ def test_the_pool_holds_the_files_of_the_split(photographs):
     assert pool.short_px == pytest.approx(np.mean([min(height, width) for height, width, _ in sizes]))
 
 
-def test_parsing_takes_the_records_apart_and_keeps_them_encoded(photographs):
-    stages = stages_of(photographs, parse_batch=3)
-    kept = tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized))
-    rows = list(stages.parse(kept).as_numpy_iterator())
-    assert [row[IMAGE] for row in rows] == list(stages.pool.encoded)
-    assert len({row[KEY] for row in rows}) == len(rows)
-
-
-def test_the_decode_makes_pixels_and_each_further_op_changes_them(photographs):
-    stages = stages_of(photographs, train_ops=FUSED)
-    ops = stages.source.choices.image_ops
-    rows = stages.parse(tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)))
-    decoded = [row[IMAGE] for row in stages.prepare(rows, ops[:1])]
-    rotated = [row[IMAGE] for row in stages.prepare(rows, ops)]
-    assert {(image.dtype, *image.shape) for image in decoded} == {(tf.uint8, 16, 16, 3)}
-    assert not all(np.array_equal(one, other) for one, other in zip(decoded, rotated, strict=True))
-
-
 def test_an_image_that_comes_again_draws_anew(photographs):
     stages = stages_of(photographs, train_ops=FUSED)
     one = tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)).take(1)
     pixels = list(stages.run(stages.parse(one).cache().repeat(64), stages.source.choices.image_ops).as_numpy_iterator())
     assert len(set(pixels[0])) > 1
-
-
-def test_every_op_is_a_stage_of_its_own(photographs):
-    found = [subject.name for subject in stages_of(photographs, train_ops=FUSED).isolated_subjects()]
-    assert found == ["read", "parse", "call", "decode_random_crop(16)", "rotate(10)", "ops of images", "batch"]
 
 
 def test_stored_pixels_are_taken_whole_batches_at_a_time(raw):
@@ -114,17 +89,6 @@ def test_crops_of_one_image_count_as_images(photographs):
     assert outputs > 1
     assert next(subjects["parse"].start()) == 64 * outputs
     assert next(subjects["batch"].start()) == 8
-
-
-@pytest.mark.parametrize(
-    ("chain", "variant", "dtype"),
-    [(SMALL, Variant(floats=True), tf.float32), (FUSED, Variant(shuffle_images=5), tf.uint8)],
-)
-def test_the_pieces_in_a_row_deliver_batches(photographs, chain, variant, dtype):
-    source = open_source(str(photographs), "train", options(train_ops=chain))
-    features, label = next(iter(assemble(source, variant)))
-    assert (features[IMAGE].dtype, *features[IMAGE].shape) == (dtype, 8, 16, 16, 3)
-    assert label.shape == [8]
 
 
 def test_without_the_fused_decode_the_chain_is_the_plain_one(photographs):
@@ -213,16 +177,3 @@ def test_stored_pixels_have_a_bare_read_as_limit(raw):
 
 def test_a_cache_that_decides_itself_is_none_here(photographs):
     assert prepare(str(photographs), "train", options(cache="auto")).source.choices.cache.kind == "none"
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ({"model": "small_cn"}, OptionError, "no model 'small_cn'"),
-        ({"ops": "decode|resize(8)"}, OptionError, "image_side_px is 16"),
-    ],
-)
-def test_a_wrong_request_is_known_before_anything_is_measured(photographs, given, kind, message):
-    given = {"path": str(photographs), "split": "train", "ops": SMALL, "model": "", **given}
-    with pytest.raises(kind, match=message):
-        prepare(given["path"], given["split"], options(train_ops=given["ops"]), given["model"])

@@ -6,18 +6,10 @@ import re
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.input.columns import Bucketise, Scale, TransformOptions, Vocabulary, Zscore, parse_column
+from trainer.input.columns import TransformOptions, Vocabulary, Zscore, parse_column
 
 
-@pytest.mark.parametrize(
-    ("spec", "op"),
-    [
-        ("scale", Scale()),
-        (" zscore() ", Zscore()),
-        ("bucketise(buckets=8)", Bucketise(8)),
-        ("vocabulary(100, oov=4)", Vocabulary(100, 4)),
-    ],
-)
+@pytest.mark.parametrize(("spec", "op"), [(" zscore() ", Zscore()), ("vocabulary(100, oov=4)", Vocabulary(100, 4))])
 def test_an_op_is_spelled_as_it_is_called(spec, op):
     assert parse_column("price", spec) == op
 
@@ -43,7 +35,7 @@ def test_an_op_is_text():
         TransformOptions(columns={"price": None})
 
 
-@pytest.mark.parametrize("spec", ["", "scale.x(1)", "hashed(open('x'))"])
+@pytest.mark.parametrize("spec", ["", "hashed(open('x'))"])
 def test_what_is_no_op_is_refused(spec):
     with pytest.raises(OptionError, match="^transform.columns.price.*(one of scale, zscore|there is no op)"):
         TransformOptions(columns={"price": spec})

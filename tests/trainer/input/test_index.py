@@ -3,63 +3,23 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
-import numpy as np
 import pytest
 
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import Shard
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from tests.trainer.conftest import records_of
 from trainer.input.order import RecordIndex, load_index
-from trainer.input.position import Host
 
 
 def index_of(directory, split="train") -> RecordIndex:
     return load_index(str(directory), manifest.load(str(directory)), split)
 
 
-def test_every_record_lies_where_the_index_says(dataset):
-    for split in ("train", "eval"):
-        index = index_of(dataset, split)
-        expected = [record.decode(serialized) for serialized in records_of(dataset, split)]
-        assert len(index) == len(expected)
-        for number, values in enumerate(expected):
-            path = index.files[index.shard[number]]
-            with open(path, "rb") as stream:
-                found = record.decode(tfrecord.read_record_at(stream, path, int(index.offset[number])))
-            assert found[record.FILENAME] == values[record.FILENAME]
-            assert index.label[number] == values[record.LABEL][0]
-
-
 def test_the_average_size_is_that_in_the_files(dataset):
     info = manifest.load(str(dataset)).split("train")
     assert index_of(dataset).record_bytes == pytest.approx(info.bytes / info.records)
-
-
-def test_one_size_of_all_images_is_known_and_several_are_not(shades, dataset):
-    assert index_of(shades).size == (12, 12)
-    assert index_of(dataset).size is None
-
-
-def test_records_left_out_close_the_gap(shades):
-    index = index_of(shades)
-    rest = index.exclude({0, 95, 40})
-    kept = [number for number in range(96) if number not in {0, 95, 40}]
-    for name in ("shard", "offset", "label"):
-        assert getattr(rest, name).tolist() == getattr(index, name)[kept].tolist()
-    assert (rest.files, rest.size) == (index.files, index.size)
-    assert len(index.exclude(())) == 96
-
-
-@pytest.mark.parametrize("hosts", [5, 100])
-def test_hosts_get_neighbouring_records_and_equal_shares(shades, hosts):
-    index = index_of(shades)
-    parts = [index.take_part(Host(index=host, count=hosts)) for host in range(hosts)]
-    assert np.concatenate([part.offset for part in parts]).tolist() == index.offset.tolist()
-    assert np.concatenate([part.shard for part in parts]).tolist() == index.shard.tolist()
-    assert {len(part) for part in parts} <= {96 // hosts, -(-96 // hosts)}
 
 
 def test_records_of_other_splits_and_dropped_copies_are_not_in_it(photos, tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import encode, jpeg
 from tests.trainer.batches import RANDOM, Seen, flat, options, read
-from tests.trainer.conftest import keys_of
 from trainer.input.mixture import make_mixture, mixture_labels
 
 WEIGHTS = (0.75, 0.25)
@@ -61,15 +59,6 @@ def test_weights_are_proportions(noise, pets):
     assert first == mixed({str(noise): 0.75, str(pets): 0.25}, given_options(), 60)
 
 
-def test_each_dataset_goes_through_its_own_epochs(parts, noise, pets):
-    seen = mixed(parts, given_options(batch_size=10), 600)
-    for directory, pick in ((pets, True), (noise, False)):
-        keys = [image.key for image in seen if from_pets(image) == pick]
-        expected = sorted(keys_of(directory, "train"))
-        for begin in range(0, len(keys) - len(expected) + 1, len(expected)):
-            assert sorted(keys[begin : begin + len(expected)]) == expected
-
-
 def test_a_mixture_continues_beyond_many_draws(parts):
     given = options(train_ops="decode|resize(8)", lanes=1, batch_size=50)
     whole = mixed(parts, given, 4200)
@@ -84,11 +73,6 @@ def test_labels_are_those_of_all_datasets_each_once(parts, noise, pets):
     assert {labels[image.label] for image in seen} == set(labels)
     for image in seen:
         assert Path(image.key).parent.name == labels[image.label]
-
-
-def test_a_mixture_of_one_is_that_dataset(noise):
-    keys = Counter(image.key for image in mixed({str(noise): 5}, given_options(), 61))
-    assert keys == Counter(keys_of(noise, "train"))
 
 
 def test_parts_may_hold_images_of_one_size_and_of_many(noise, dataset):

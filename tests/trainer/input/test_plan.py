@@ -9,29 +9,13 @@ from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
 from trainer.input.checks import check_room
 from trainer.input.mixture import make_mixture
-from trainer.input.parse import DecodeRaw, DecodeSized
 from trainer.input.plan import make_choices
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset
-from trainer.ops import Flip, RandomCrop, Resize, Rotate
 
 
 def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values):
     return make_choices(str(directory), "train", options(**values), training, epochs, host)
-
-
-@pytest.mark.parametrize(("hosts", "training", "batch"), [(2, True, 4), (3, False, 3)])
-def test_a_batch_is_a_share_of_the_global_one(noise, hosts, training, batch):
-    assert chosen(noise, training, host=Host(index=0, count=hosts), batch_size=8).batch == batch
-
-
-def test_evaluation_gives_a_host_its_part_and_training_all(noise):
-    host = Host(index=1, count=2)
-    training, evaluation = (chosen(noise, training, host=host, batch_size=8) for training in (True, False))
-    assert (len(training.index), training.order.records, training.total) == (61, 61, 61)
-    assert (len(evaluation.index), evaluation.order.records, evaluation.total) == (31, 31, 61)
-    assert (training.epoch_images, evaluation.epoch_images) == (61, 61)
-    assert evaluation.order.kind == "none"
 
 
 def place(cache, directory) -> dict[str, str]:
@@ -39,28 +23,9 @@ def place(cache, directory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("cache", "first", "salt"),
-    [("none", [DecodeSized, Resize], 0), ("memory", [], 2), ("disk", [DecodeRaw], 1)],
-)
-def test_ops_behind_a_cache_keep_their_places_and_so_their_draws(noise, tmp_path, cache, first, salt):
-    # Images of this size are not rotated in batches.
-    spec = "decode|resize(100)|rotate(9)|random_crop(8)|flip"
-    choices = chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path))
-    whole = [type(op) for op in choices.all_ops]
-    assert whole == [DecodeSized, Resize, Rotate, RandomCrop, Flip]
-    kinds = [type(op) for op in (*choices.image_ops, *choices.batch_ops)]
-    assert kinds[: len(first)] == first
-    assert kinds[len(first) :] == whole[2 if cache != "none" else len(first) :]
-    assert Rotate in [type(op) for op in choices.image_ops]
-    assert choices.first_salt == salt
-    assert choices.batch_salt == len(whole) - len(choices.batch_ops)
-
-
-@pytest.mark.parametrize(
     ("spec", "cache", "whole"),
     [
         ("decode|resize(8)", "memory", True),
-        ("decode|resize(8)", "disk", True),
         ("decode|resize(8)", "none", False),  # somebody has to decode
     ],
 )

@@ -8,10 +8,7 @@ from beam_jobs.errors import OptionError
 from trainer.input.position import Host, Position
 
 
-@pytest.mark.parametrize(
-    ("delivered", "epoch_records", "epoch", "records"),
-    [(95, 96, 0, 95), (96, 96, 1, 0), (1000, 96, 10, 40)],
-)
+@pytest.mark.parametrize(("delivered", "epoch_records", "epoch", "records"), [(95, 96, 0, 95), (96, 96, 1, 0)])
 def test_what_was_delivered_says_epoch_and_record(delivered, epoch_records, epoch, records):
     assert Position.after(delivered, epoch_records) == Position(epoch=epoch, records=records)
 

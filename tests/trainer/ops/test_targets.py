@@ -132,19 +132,3 @@ def test_boxes_go_with_the_crop_of_the_decoder():
         for name in (IMAGE, MASK, BOXES, BOX_LABELS):
             np.testing.assert_array_equal(found[name], expected[name])
     assert Decode()({**before, IMAGE: encoded}, numbers)[BOXES] is before[BOXES]
-
-
-def test_multi_crop_gives_every_image_its_own_boxes_and_mask():
-    ops = parse_ops("decode|multi_crop(3, 30, keep=0.0)|flip_vertical")[1:]
-    rows = tf.data.Dataset.from_tensors(scene()).map(lambda features: apply_ops(ops, features, DRAWS[2]))
-    together = next(iter(rows))
-    assert (together[IMAGE].shape, together[MASK].shape) == ((6, 30, 30, 3), (6, 30, 30, 1))
-    apart = list(rows.unbatch())
-    assert len(apart) == 6
-    for one in apart:
-        boxes = one[BOXES].numpy()
-        assert len(boxes) == len(one[BOX_LABELS])
-        bright = one[IMAGE].numpy()[..., 0] > 130
-        assert bright.any() == bool(len(boxes))
-        if len(boxes):
-            np.testing.assert_allclose(boxes[-1] * 30, extent(bright), atol=0.01)

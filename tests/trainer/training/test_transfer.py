@@ -65,20 +65,18 @@ def test_a_file_of_the_whole_model_gives_all_its_weights(trained, tmp_path, name
     assert same(weights_of(model, without_head=False), weights_of(trained, without_head=False))
 
 
-@pytest.mark.parametrize("name", ["m.weights.h5", "m.h5"])
-def test_a_file_of_the_whole_model_with_other_classes_gives_all_but_the_head(trained, tmp_path, name):
+def test_a_file_of_the_whole_model_with_other_classes_gives_all_but_the_head(trained, tmp_path):
     model = build(classes=5)
     before = [weight.numpy() for weight in head(model).weights]
-    load_weights(model, save(trained, str(tmp_path / name)))
+    load_weights(model, save(trained, str(tmp_path / "m.weights.h5")))
     assert same(weights_of(model), weights_of(trained))
     assert same([weight.numpy() for weight in head(model).weights], before)
 
 
-@pytest.mark.parametrize("name", ["m_no_top.keras", "m_no_top.h5"])
-def test_a_file_of_the_base_alone_is_enough(trained, tmp_path, name):
+def test_a_file_of_the_base_alone_is_enough(trained, tmp_path):
     model = build()
     before = [weight.numpy() for weight in head(model).weights]
-    load_weights(model, save(base_of(trained), str(tmp_path / name)))
+    load_weights(model, save(base_of(trained), str(tmp_path / "m_no_top.keras")))
     assert same(weights_of(model), weights_of(trained))
     assert same([weight.numpy() for weight in head(model).weights], before)
 
@@ -131,9 +129,8 @@ def test_a_file_that_holds_no_weights_is_refused_in_a_line(tmp_path, name, conte
         load_weights(build("small_cnn"), str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["MobileNetV2", "small_cnn"])
-def test_frozen_only_the_head_learns_and_no_statistic_moves(name):
-    model = build(name)
+def test_frozen_only_the_head_learns_and_no_statistic_moves():
+    model = build("MobileNetV2")
     freeze(model)
     assert [weight.path for weight in model.trainable_weights] == ["logits/kernel", "logits/bias"]
     base, top = weights_of(model), head(model).get_weights()
@@ -168,11 +165,10 @@ def test_unfreezing_gives_the_last_layers_but_never_batch_normalisation_to_train
         unfreeze(model, -1)
 
 
-@pytest.mark.parametrize(("epoch", "trained_weights"), [(1, 2), (2, 4)])
-def test_what_is_trained_depends_on_the_epoch_alone(epoch, trained_weights):
+def test_what_is_trained_depends_on_the_epoch_alone():
     fresh, used = build("small_cnn"), build("small_cnn")
     for earlier in (0, 2, 1, 7):
         set_trainable(used, earlier, 2, 2)
     for model in (fresh, used):
-        set_trainable(model, epoch, 2, 2)
-        assert len(model.trainable_weights) == trained_weights
+        set_trainable(model, 2, 2, 2)
+        assert len(model.trainable_weights) == 4
