@@ -314,6 +314,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
         sizes = (effective_size(one.owners, baseline.dataset.units), effective_size(other.owners, side.dataset.units))
         sampling_value = sampling(measure, first, second, sizes)
         limit = limits.feature_limit(kind, measure, name)
+        sides = (baseline.name, "this dataset" if kind == "drift" else side.name)
         is_number = one.names is None
         yield Result(
             Comparison(
@@ -326,7 +327,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
                 limit=min(1.0, limit + sampling_value),
                 sampling=sampling_value,
             ),
-            _medians(one, other) if is_number else _largest_difference(categories, first, second),
+            _medians(one, other, sides) if is_number else _largest_difference(categories, first, second, sides),
         )
 
 
@@ -366,15 +367,16 @@ def _paired_categories(one: Feature, other: Feature) -> tuple[np.ndarray, np.nda
     return counts[0], counts[1], names
 
 
-def _largest_difference(names: tuple[str, ...], first: np.ndarray, second: np.ndarray) -> str:
+def _largest_difference(
+    categories: tuple[str, ...], first: np.ndarray, second: np.ndarray, sides: tuple[str, str]
+) -> str:
     before, after = shares(first), shares(second)
     index = int(np.abs(before - after).argmax())
-    return f"{names[index]}: {before[index]:.1%} there, {after[index]:.1%} here"
+    return f"{categories[index]}: {sides[0]} {before[index]:.1%}, {sides[1]} {after[index]:.1%}"
 
 
-def _medians(one: Feature, other: Feature) -> str:
-    before, after = (_median(feature.values) for feature in (one, other))
-    return f"median {before} there, {after} here"
+def _medians(one: Feature, other: Feature, sides: tuple[str, str]) -> str:
+    return f"median: {sides[0]} {_median(one.values)}, {sides[1]} {_median(other.values)}"
 
 
 def _median(values: np.ndarray) -> str:

@@ -10,14 +10,14 @@ from tests.trainer.batches import options
 from trainer.input.checks import check_room
 from trainer.input.mixture import make_mixture
 from trainer.input.parse import DecodeRaw, DecodeSized
-from trainer.input.plan import make_choices
+from trainer.input.plan import make_plan
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
 
 
 def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values):
-    return make_choices(str(directory), "train", options(**values), training, epochs, host)
+    return make_plan(str(directory), "train", options(**values), training, epochs, host)
 
 
 @pytest.mark.parametrize(("hosts", "training", "batch"), [(2, True, 4), (3, False, 3)])
@@ -45,15 +45,15 @@ def place(cache, directory) -> dict[str, str]:
 def test_ops_behind_a_cache_keep_their_places_and_so_their_draws(noise, tmp_path, cache, first, salt):
     # Images of this size are not rotated in batches.
     spec = "decode|resize(100)|rotate(9)|random_crop(8)|flip"
-    choices = chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path))
-    whole = [type(op) for op in choices.all_ops]
+    plan = chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path))
+    whole = [type(op) for op in plan.all_ops]
     assert whole == [DecodeSized, Resize, Rotate, RandomCrop, Flip]
-    kinds = [type(op) for op in (*choices.image_ops, *choices.batch_ops)]
+    kinds = [type(op) for op in (*plan.image_ops, *plan.batch_ops)]
     assert kinds[: len(first)] == first
     assert kinds[len(first) :] == whole[2 if cache != "none" else len(first) :]
-    assert Rotate in [type(op) for op in choices.image_ops]
-    assert choices.first_salt == salt
-    assert choices.batch_salt == len(whole) - len(choices.batch_ops)
+    assert Rotate in [type(op) for op in plan.image_ops]
+    assert plan.first_salt == salt
+    assert plan.batch_salt == len(whole) - len(plan.batch_ops)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
         ),
         (config(type="chief"), "task.type of TF_CONFIG is 'chief'; it must be one of worker"),
         (config({}), "task.type of TF_CONFIG is 'worker'; it must be one of worker"),
-        (config(index=2), "task.index of TF_CONFIG is 2; of 2 worker it must be 0 to 1"),
+        (config(index=2), "task.index of TF_CONFIG is 2; the cluster has 2 tasks of type worker, so it must be 0 to 1"),
         (config(index=True), "task.index of TF_CONFIG is True; of 2 worker"),
     ],
 )
