@@ -56,13 +56,13 @@ class Feature:
         )
 
 
-def features(images: pa.Table, label_kind: str, moments: bool) -> dict[str, Feature]:
+def features(images: pa.Table, label_kind: str, channel_statistics: bool) -> dict[str, Feature]:
     """Returns the features of the images by name.
 
     Args:
       images: written rows of `images.parquet`.
       label_kind: one of `types.LABEL_KINDS`.
-      moments: whether the images have channel means.
+      channel_statistics: whether the images have channel means.
     """
     rows = np.arange(len(images))
     result = [_categories(IMAGE_PREFIX + "format", images["format"].to_pylist(), rows)]
@@ -74,7 +74,7 @@ def features(images: pa.Table, label_kind: str, moments: bool) -> dict[str, Feat
         "aspect_ratio": width / height,
         "bytes": _floats(images["bytes"]),
     }
-    if moments:
+    if channel_statistics:
         mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
         numbers |= {"brightness": mean.mean(axis=1)}
         numbers |= {f"mean_{colour}": mean[:, index] for index, colour in enumerate(("red", "green", "blue"))}
@@ -144,7 +144,7 @@ class GateDataset:
         return tuple(self.manifest.splits)
 
     @property
-    def has_moments(self) -> bool:
+    def has_channel_statistics(self) -> bool:
         """Whether the images have mean and variance of the channels."""
         return self.manifest.channels is not None
 
@@ -169,7 +169,7 @@ class GateDataset:
     @functools.cached_property
     def features(self) -> dict[str, Feature]:
         """The features by name."""
-        return features(self.images, self.manifest.label_kind, self.has_moments)
+        return features(self.images, self.manifest.label_kind, self.has_channel_statistics)
 
     def split_mask(self, split: str) -> np.ndarray:
         """Returns whether each image is in a split, bool[images]."""

@@ -50,7 +50,7 @@ def test_metadata_goes_into_the_dataset_itself(place, capsys):
     [
         ("dataset --to webdataset --out dataset", "out is 'dataset', which holds files; name a new or empty directory"),
         ("dataset --to webdataset --out out --split tets", "the dataset has no split 'tets'; it has train, eval"),
-        ("dataset --to dali --out out --shard-mb 8", "shard_mb is of no use to dali, which copies no records"),
+        ("dataset --to dali --out out --shard-mb 8", "shard_mb has no effect with dali, which copies no records"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, arguments, message):
