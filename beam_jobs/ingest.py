@@ -311,7 +311,7 @@ class _Ingest:
             label_kind=self.source.label_kind,
             labels=plan.labels,
             pixels=self.options.pixels,
-            moments=self.options.facts == "all",
+            channel_statistics=self.options.facts == "all",
             threads=self.options.thread_count,
         )
         images = sum(len(split.images) for split in plan.splits)

@@ -78,7 +78,7 @@ def _work(path: str, batch: int) -> dict[str, Any]:
 
     keep_buffers()  # as `run_fn` does
     from benchmarks.input_sources import SPLIT
-    from trainer.input.plan import make_choices, memory_bytes
+    from trainer.input.plan import make_plan, memory_bytes
     from trainer.input_fn import make_dataset
     from trainer.options import InputOptions
 
@@ -91,7 +91,7 @@ def _work(path: str, batch: int) -> dict[str, Any]:
     for _, label in make_dataset(path, SPLIT, options, training=True):
         images += int(label.shape[0])
         samples.append(process.memory_info().rss)
-    budget = sum(memory_bytes(make_choices(path, SPLIT, options, training=True)).values())
+    budget = sum(memory_bytes(make_plan(path, SPLIT, options, training=True)).values())
     return summary(start, samples, images, budget)
 
 

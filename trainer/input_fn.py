@@ -25,7 +25,7 @@ from trainer.input.parse import (
     derive_draws,
     parse,
 )
-from trainer.input.plan import Choices, evaluation_ops, find_first_record, find_last_record, make_choices
+from trainer.input.plan import InputPlan, evaluation_ops, find_first_record, find_last_record, make_plan
 from trainer.input.position import Host, Position
 from trainer.input.windowed_reader import ENDLESS, FOREVER, Index
 from trainer.ops import (
@@ -111,80 +111,80 @@ def make_dataset(
       UsageError: there is no such dataset or split, or the options do not fit it.
       CorruptDataset: the dataset is damaged.
     """
-    choices = make_choices(path, split, options, training, epochs, host)
-    check_room(options, choices.batch)  # of small splits too: tf.data allocates full batches
-    check_start(start, choices)
-    cached = _load_cache(choices)
-    count, images = batch_count(choices, start, epochs), count_images(choices, start, epochs)
-    begin = start.epoch * choices.local_images + start.records
+    plan = make_plan(path, split, options, training, epochs, host)
+    check_room(options, plan.batch)  # of small splits too: tf.data allocates full batches
+    check_start(start, plan)
+    cached = _load_cache(plan)
+    count, images = batch_count(plan, start, epochs), count_images(plan, start, epochs)
+    begin = start.epoch * plan.local_images + start.records
     if epochs == FOREVER:
-        stream = _batches(choices, cached, begin, ENDLESS)
+        stream = _batches(plan, cached, begin, ENDLESS)
     elif training:
         # Complete batches only: images that are read ahead would be lost at the end of a pass.
         delivered = images if count is None else count * options.batch_size
 
         def make_pass(number: tf.Tensor) -> tf.data.Dataset:
             first = begin + number * images
-            return _batches(choices, cached, first, first + delivered, count)
+            return _batches(plan, cached, first, first + delivered, count)
 
         stream = iterate_passes(make_pass, count)
     else:
-        stream = _batches(choices, cached, begin, (start.epoch + epochs) * choices.local_images, count)
+        stream = _batches(plan, cached, begin, (start.epoch + epochs) * plan.local_images, count)
     return set_cardinality(stream, count).with_options(tf_options(options))
 
 
-def _batches(choices: Choices, cached: Features, begin: Index, end: Index, count: int | None = None) -> tf.data.Dataset:
-    """Returns the batches of this host between two positions in the images of all hosts.
+def _batches(plan: InputPlan, cached: Features, begin: Index, end: Index, count: int | None = None) -> tf.data.Dataset:
+    """Returns the batches of this host between two positions in the sequence of the images of all hosts.
 
     Args:
-      choices: plan of the pipeline.
+      plan: plan of the pipeline.
       cached: result of `_load_cache`.
       begin: position of the first image.
       end: position after the last image, or `ENDLESS`.
       count: number of batches, if it is known.
     """
-    options = choices.options
-    first, skipped = find_first_record(choices, begin)
-    last = end if end is ENDLESS else find_last_record(choices, end)
-    stream = parsed(choices, first, last, cached)  # in batches: one by one costs twice as much
-    if choices.vectorised:
-        stream = _map(stream, partial(_prepare, choices=choices), choices)
-        stream = _rebatch(stream, choices)
+    options = plan.options
+    first, skipped = find_first_record(plan, begin)
+    last = end if end is ENDLESS else find_last_record(plan, end)
+    stream = make_records_dataset(plan, first, last, cached)  # in batches: one by one costs twice as much
+    if plan.vectorised:
+        stream = _map(stream, partial(_prepare, plan=plan), plan)
+        stream = _rebatch(stream, plan)
     else:
         stream = stream.unbatch()  # images differ in size
-        stream = _map(stream, partial(_prepare, choices=choices), choices)  # all cores decode here
-        stream = _interleave_crops(stream, choices, skipped)
-        stream = batch_ragged(stream, choices.batch, choices.training)  # uint8: a quarter of the bytes of floats
-    if choices.batch_ops or options.columns_form != "ragged":
-        stream = _map(stream, partial(_finish, choices=choices), choices)
-    stream = pad_if_needed(stream, choices, count)
-    if choices.crops > 1 and count is not None:
+        stream = _map(stream, partial(_prepare, plan=plan), plan)  # all cores decode here
+        stream = _interleave_crops(stream, plan, skipped)
+        stream = batch_ragged(stream, plan.batch, plan.training)  # uint8: a quarter of the bytes of floats
+    if plan.batch_ops or options.columns_form != "ragged":
+        stream = _map(stream, partial(_finish, plan=plan), plan)
+    stream = pad_if_needed(stream, plan, count)
+    if plan.crops > 1 and count is not None:
         stream = stream.take(count)  # a part of the last group
-    check_shape(stream.element_spec[0][IMAGE].shape[1:], options, choices.training)
-    if choices.served:
+    check_shape(stream.element_spec[0][IMAGE].shape[1:], options, plan.training)
+    if plan.uses_data_service:
         stream = stream.apply(tf.data.experimental.service.distribute(_SHARDING, options.service))
     return stream.prefetch(options.prefetch_batches)  # AUTOTUNE has no memory limit
 
 
 @without_autograph
-def images(choices: Choices, begin: int) -> tf.data.Dataset:
+def images(plan: InputPlan, begin: int) -> tf.data.Dataset:
     """Returns the images of one host before they are batched, endlessly: dataset of (features, label).
 
     Args:
-      choices: plan of the pipeline.
-      begin: position of the first in the images of all hosts.
+      plan: plan of the pipeline.
+      begin: position of the first image, in the sequence of the images of all hosts.
     """
-    first, skipped = find_first_record(choices, begin)
-    prepared = parsed(choices, first).unbatch()
-    prepared = _map(prepared, partial(_prepare, choices=choices), choices)
-    return _interleave_crops(prepared, choices, skipped)
+    first, skipped = find_first_record(plan, begin)
+    prepared = make_records_dataset(plan, first).unbatch()
+    prepared = _map(prepared, partial(_prepare, plan=plan), plan)
+    return _interleave_crops(prepared, plan, skipped)
 
 
 @without_autograph
-def batches(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+def batches(stream: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset:
     """Returns batches of the dataset of `images`, after the ops that run on batches."""
-    stream = batch_ragged(stream, choices.batch, choices.training)
-    return _map(stream, partial(_finish, choices=choices), choices)
+    stream = batch_ragged(stream, plan.batch, plan.training)
+    return _map(stream, partial(_finish, plan=plan), plan)
 
 
 def epoch_records(path: str, split: str, options: InputOptions, training: bool) -> int:
@@ -209,98 +209,102 @@ def epoch_records(path: str, split: str, options: InputOptions, training: bool) 
       UsageError: there is no such dataset or split.
     """
     # The number does not depend on the cache, so no disk cache is written.
-    return make_choices(
+    return make_plan(
         path, split, dataclasses.replace(options, cache="none", cache_dir="", cache_mb=0), training
     ).epoch_images
 
 
-def parsed(choices: Choices, begin: Index = 0, end: Index = ENDLESS, cached: Features | None = None) -> tf.data.Dataset:
-    """Returns the parsed records of one host, in the order of training or of the shards, in batches of any size.
+def make_records_dataset(
+    plan: InputPlan, begin: Index = 0, end: Index = ENDLESS, cached: Features | None = None
+) -> tf.data.Dataset:
+    """Builds the dataset of the parsed records of one host, in batches of any size.
 
     Args:
-      choices: plan of the pipeline.
-      begin: position of the first in the records of all hosts.
-      end: position after the last.
-      cached: result of `_load_cache`, for a call inside a graph; None to load the cache here.
+      plan: plan of the pipeline; its order is that of training, or that of the shards in evaluation.
+      begin: position of the first record, in the sequence of the records of all hosts.
+      end: position after the last record in that sequence, or `ENDLESS`.
+      cached: cached features from `_load_cache`, required inside a graph; None loads the cache.
     """
-    cached = _load_cache(choices) if cached is None else cached
-    host = choices.host if choices.training else Host()  # in evaluation, the index holds only the part of the host
-    make_plan = windowed_reader.serve_windows if choices.served else windowed_reader.plan_windows
-    windows = make_plan(choices.order, begin, end, host)
+    cached = _load_cache(plan) if cached is None else cached
+    host = plan.host if plan.training else Host()  # in evaluation, `plan.index` has only the records of this host
+    plan_windows = windowed_reader.plan_windows
+    if plan.uses_data_service:
+        plan_windows = windowed_reader.plan_data_service_windows
+    windows = plan_windows(plan.order, begin, end, host)
     if cached:
-        records = _gather_cached(windows, cached, choices)
+        records = _gather_cached(windows, cached, plan)
     else:
-        records = _parse_windows(windowed_reader.read_windows(windows, choices.index, choices.options), choices)
-    return _map(records, partial(_add_draws, choices=choices), choices)
+        records = _parse_windows(windowed_reader.read_windows(windows, plan.index, plan.options), plan)
+    return _map(records, partial(_add_random_numbers, plan=plan), plan)
 
 
-def _parse_windows(windows: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
-    size = choices.options.parse_batch
-    parse_batch = partial(parse, spec=choices.spec, dataset=choices.dataset, seed=choices.options.seed)
+def _parse_windows(windows: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset:
+    size = plan.options.parse_batch
+    parse_batch = partial(parse, spec=plan.spec, dataset=plan.dataset, seed=plan.options.seed)
 
     def split(serialized: tf.Tensor, indices: tf.Tensor, draws: tf.Tensor) -> tf.data.Dataset:
         slices = tf.data.Dataset.from_tensor_slices((indices, draws)).batch(size)
         return slices.map(lambda index, draw: (tf.gather(serialized, index), draw))
 
-    return _map(windows.flat_map(split), parse_batch, choices)
+    return _map(windows.flat_map(split), parse_batch, plan)
 
 
-def _map(stream: tf.data.Dataset, function: Callable[..., Any], choices: Choices) -> tf.data.Dataset:
-    return stream.map(function, choices.options.parallel_calls, deterministic=choices.options.ordered)
+def _map(stream: tf.data.Dataset, function: Callable[..., Any], plan: InputPlan) -> tf.data.Dataset:
+    return stream.map(function, plan.options.parallel_calls, deterministic=plan.options.ordered)
 
 
-def _add_draws(features: Features, choices: Choices) -> Features:
-    """Draws the random numbers of a batch of records; drawing them per record takes a tenth of the time of a decode."""
-    return draw_numbers(choices.image_ops, features, features[DRAW], choices.first_salt)
+def _add_random_numbers(features: Features, plan: InputPlan) -> Features:
+    """Adds the random numbers of a batch of records; drawing them per record takes a tenth of the time of a decode."""
+    return draw_numbers(plan.image_ops, features, features[DRAW], plan.first_salt)
 
 
-def _load_cache(choices: Choices) -> Features:
+def _load_cache(plan: InputPlan) -> Features:
     """Loads the cache in memory; empty without one."""
-    if choices.cache.kind != "memory":
+    if plan.cache.kind != "memory":
         return {}
-    shard_order = dataclasses.replace(choices.order, kind="none", quota={})
-    windows = windowed_reader.plan_windows(shard_order, 0, len(choices.index), Host())
-    stored = _parse_windows(windowed_reader.read_windows(windows, choices.index, choices.options), choices)
-    prefix = choices.all_ops[: choices.cache.ops]
-    return cache.load_in_memory(stored, prefix, choices.index, choices.options.thread_count)
+    shard_order = dataclasses.replace(plan.order, kind="none", quota={})
+    windows = windowed_reader.plan_windows(shard_order, 0, len(plan.index), Host())
+    stored = _parse_windows(windowed_reader.read_windows(windows, plan.index, plan.options), plan)
+    prefix = plan.all_ops[: plan.cache.ops]
+    return cache.load_in_memory(stored, prefix, plan.index, plan.options.thread_count)
 
 
-def _gather_cached(windows: tf.data.Dataset, cached: Features, choices: Choices) -> tf.data.Dataset:
+def _gather_cached(windows: tf.data.Dataset, cached: Features, plan: InputPlan) -> tf.data.Dataset:
     def pick(window: windowed_reader.Window) -> Features:
         features = {name: tf.gather(values, window.numbers) for name, values in cached.items()}
-        return {**features, DRAW: derive_draws(features[KEY], window.draws, choices.options.seed)}
+        return {**features, DRAW: derive_draws(features[KEY], window.draws, plan.options.seed)}
 
-    slices = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(choices.batch))
-    return _map(slices, pick, choices)
+    slices = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(plan.batch))
+    return _map(slices, pick, plan)
 
 
-def _prepare(row: Features, choices: Choices) -> Batch:
+def _prepare(row: Features, plan: InputPlan) -> Batch:
     """Runs the ops on one image, or on a batch of a vectorised pipeline."""
-    features = apply_ops(choices.image_ops, decode_mask(row), row[DRAW], choices.first_salt)
-    if choices.crops > 1:
-        features[DRAW] = rng.split(row[DRAW], choices.crops)
+    features = apply_ops(plan.image_ops, decode_mask(row), row[DRAW], plan.first_salt)
+    if plan.crops > 1:
+        features[DRAW] = rng.split(row[DRAW], plan.crops)
     for name in (record.HEIGHT, record.WIDTH):  # size of the stored image, unused after the ops
         features.pop(name)
     label = features.pop(LABEL)
     return features, label
 
 
-def _rebatch(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+def _rebatch(stream: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset:
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(stream.element_spec)):
-        return batch_ragged(stream.unbatch(), choices.batch, choices.training)  # `rebatch` takes no ragged tensors
-    return stream.rebatch(choices.batch, drop_remainder=choices.training)
+        return batch_ragged(stream.unbatch(), plan.batch, plan.training)  # `rebatch` takes no ragged tensors
+    return stream.rebatch(plan.batch, drop_remainder=plan.training)
 
 
-def _finish(features: Features, label: tf.Tensor, choices: Choices) -> Batch:
+def _finish(features: Features, label: tf.Tensor, plan: InputPlan) -> Batch:
     """Runs the ops of batches, and gives the columns the form of the options."""
-    features = deliver_columns(features, choices.options)
-    if choices.batch_ops:
-        draw, salt, lanes = features[DRAW], choices.batch_salt, choices.mixing_lanes
-        features[IMAGE] = apply_batch_ops(choices.batch_ops, features[IMAGE], draw, salt, lanes)
-        if any(isinstance(op, MixingOp) for op in choices.batch_ops):
+    features = deliver_columns(features, plan.options)
+    if plan.batch_ops:
+        draw, salt, lanes = features[DRAW], plan.batch_salt, plan.mixing_lanes
+        features[IMAGE] = apply_batch_ops(plan.batch_ops, features[IMAGE], draw, salt, lanes)
+        if any(isinstance(op, MixingOp) for op in plan.batch_ops):
             if label.dtype == tf.int64:
-                label = tf.one_hot(label, len(choices.dataset.labels))
-            mix = partial(mix_batch_labels, choices.batch_ops, draw=draw, first=salt, lanes=lanes)
+                label = tf.one_hot(label, len(plan.dataset.labels))
+            mix = partial(mix_batch_labels, plan.batch_ops, draw=draw, first=salt, lanes=lanes)
             if WEIGHT in features:
                 label, features[WEIGHT] = mix_weighted(tf_ops, mix, label, features[WEIGHT])
             else:
@@ -308,23 +312,23 @@ def _finish(features: Features, label: tf.Tensor, choices: Choices) -> Batch:
     return features, label
 
 
-def _interleave_crops(stream: tf.data.Dataset, choices: Choices, skipped: Index) -> tf.data.Dataset:
+def _interleave_crops(stream: tf.data.Dataset, plan: InputPlan, skipped: Index) -> tf.data.Dataset:
     """Splits a group of records into crops: the first of each record, then the second of each, and so on."""
-    if choices.crops == 1:
+    if plan.crops == 1:
         return stream
 
     def crop(number: tf.Tensor, features: Features, label: tf.Tensor) -> Batch:
         values = {
-            name: _select_crop(values, number, choices.crops)
+            name: _select_crop(values, number, plan.crops)
             for name, values in features.items()
             if name in _CROP_FEATURES
         }
         return {**features, **values}, label
 
     def split_group(features: Features, label: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.range(choices.crops).map(lambda number: crop(number, features, label)).unbatch()
+        return tf.data.Dataset.range(plan.crops).map(lambda number: crop(number, features, label)).unbatch()
 
-    return batch_ragged(stream, choices.group, False).flat_map(split_group).skip(skipped)
+    return batch_ragged(stream, plan.group, False).flat_map(split_group).skip(skipped)
 
 
 def _select_crop(values: tf.Tensor | tf.RaggedTensor, number: tf.Tensor, crops: int) -> tf.Tensor | tf.RaggedTensor:

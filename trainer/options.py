@@ -64,7 +64,7 @@ class TrainOptions(Options):
       min_delta: minimum change of the figure that is an improvement.
       keep: export the weights of the `last` epoch or of the `best` one by `monitor`. The figure of the best of many
         epochs is biased upwards on the split that chose it.
-      choose_by: compare `value`s, or the `lower_bound` of the interval of the evaluation.
+      choose_by: compare `value`s, or the `lower_bound` of the confidence interval of the evaluation.
       per_class: also record recall and precision of every class.
       mixed_precision: compute in `float16` or `bfloat16`, with float32 weights; `none` for float32.
       jit: compile the step with XLA: `always`, `never`, or `auto`, if the model supports it.

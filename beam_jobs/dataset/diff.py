@@ -106,14 +106,16 @@ def compare_facts(old: pa.Table, new: pa.Table, manifests: tuple[Manifest, Manif
       new: the same rows of the second dataset.
       manifests: first and second manifest; brightness is compared where both measured it.
     """
-    moments = all(dataset.channels is not None for dataset in manifests)
+    channel_statistics = all(dataset.channels is not None for dataset in manifests)
     changes_by_split = {}
     for split in manifests[0].splits:
         sides = [side.filter(pc.equal(side["split"], split)) for side in (old, new)]
         if all(len(side) for side in sides):
             changes_by_split[split] = [
                 _compare_samples(name, before, after)
-                for (name, before), (_, after) in zip(*(_numeric_facts(side, moments) for side in sides), strict=True)
+                for (name, before), (_, after) in zip(
+                    *(_numeric_facts(side, channel_statistics) for side in sides), strict=True
+                )
             ]
     return changes_by_split
 
@@ -123,10 +125,10 @@ def _compare_samples(name: str, old: np.ndarray, new: np.ndarray) -> FactChange:
     return FactChange(name=name, jensen_shannon=distance, old=_min_median_max(old), new=_min_median_max(new))
 
 
-def _numeric_facts(images: pa.Table, moments: bool) -> Iterator[tuple[str, np.ndarray]]:
+def _numeric_facts(images: pa.Table, channel_statistics: bool) -> Iterator[tuple[str, np.ndarray]]:
     for name in ("height", "width", "bytes"):
         yield name, images[name].to_numpy().astype(np.float64)
-    if moments:
+    if channel_statistics:
         flat = images["mean_rgb"].combine_chunks().flatten().to_numpy()
         if len(flat) == 3 * len(images):
             yield "brightness", flat.astype(np.float64).reshape(-1, 3).mean(axis=1)

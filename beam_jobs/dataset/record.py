@@ -244,12 +244,12 @@ STATISTICS_FEATURES = (
 )
 
 
-def encode(record: ImageRecord, moments: bool = True) -> bytes:
+def encode(record: ImageRecord, channel_statistics: bool = True) -> bytes:
     """Serialises a record; equal records give equal bytes.
 
     Args:
       record: image with its facts and annotations.
-      moments: whether to write mean and variance of the channels and the brightness.
+      channel_statistics: whether to write mean and variance of the channels and the brightness.
 
     Raises:
       TypeError: an extra column holds something other than int, float, str or a list of one of them.
@@ -267,7 +267,7 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
         BYTES: ("int64", (facts.bytes,)),
         ASPECT_RATIO: ("float", (facts.width / facts.height,)),
     }
-    if moments:
+    if channel_statistics:
         features[MEAN_RGB] = ("float", facts.mean_rgb)
         features[VAR_RGB] = ("float", facts.var_rgb)
         features[BRIGHTNESS] = ("float", (sum(facts.mean_rgb) / 3,))

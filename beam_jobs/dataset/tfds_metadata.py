@@ -76,7 +76,13 @@ def files(
 
 
 def describe_features(
-    *, label_kind: str, labels: int, raw: bool, moments: bool, parts: frozenset[str], extra: Mapping[str, type]
+    *,
+    label_kind: str,
+    labels: int,
+    raw: bool,
+    channel_statistics: bool,
+    parts: frozenset[str],
+    extra: Mapping[str, type],
 ) -> dict[str, _Feature]:
     """Returns record feature -> TFDS feature.
 
@@ -84,7 +90,7 @@ def describe_features(
       label_kind: one of `types.LABEL_KINDS`.
       labels: number of classes.
       raw: whether images are stored as pixels; TFDS then reads them as bytes.
-      moments: whether records have the moments of the channels, and the brightness.
+      channel_statistics: whether records have mean and variance of the channels, and the brightness.
       parts: the annotations that records have: any of `objects`, `mask` and `weight`.
       extra: user column -> int, float or str; read as lists, because a cell may be empty.
     """
@@ -94,7 +100,7 @@ def describe_features(
         **dict.fromkeys((record.HEIGHT, record.WIDTH, record.CHANNELS, record.BYTES), _INT64),
         record.ASPECT_RATIO: _FLOAT,
     }
-    if moments:
+    if channel_statistics:
         features |= {
             **dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3)),
             record.BRIGHTNESS: _FLOAT,

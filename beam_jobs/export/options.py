@@ -124,12 +124,14 @@ class ExportOptions:
         if self.shard_mb is not None:
             errors.check_at_least("shard_mb", self.shard_mb, _MIN_SHARD_MB)
             if self.to in DESCRIBED:
-                raise OptionError(f"shard_mb is of no use to {self.to}, which copies no records; leave it out")
+                raise OptionError(f"shard_mb has no effect with {self.to}, which copies no records; leave it out")
         if self.splits and self.to == "croissant":
-            raise OptionError("splits are of no use to croissant, which describes the complete dataset; leave them out")
+            raise OptionError(
+                "splits have no effect with croissant, which describes the complete dataset; leave them out"
+            )
         if self.about != About() and self.to != "croissant":
             option = next(name for name, value in vars(self.about).items() if value)
-            raise OptionError(f"{option} is of no use to {self.to}, which does not store it; leave it out")
+            raise OptionError(f"{option} has no effect with {self.to}, which does not store it; leave it out")
         duplicates = [name for index, name in enumerate(self.splits) if name in self.splits[:index]]
         if duplicates:
             raise OptionError(f"the split {duplicates[0]!r} is given twice; give each split once")

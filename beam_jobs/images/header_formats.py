@@ -298,7 +298,7 @@ def _png_header(data: bytes) -> tuple[int, int, int, str]:
         raise bad_header("png", f"it ends at {len(data)} bytes, within its header")
     length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, _PNG_START)
     if (length, kind) != (13, b"IHDR"):
-        raise bad_header("png", f"it starts with {length} bytes of {kind!r}, not with 13 of IHDR")
+        raise bad_header("png", f"its first chunk is {kind!r} of {length} bytes, expected IHDR of 13 bytes")
     mode, depths = _PNG_KINDS.get(colour, ("", ()))
     if depth not in depths:
         raise bad_header("png", f"colour type {colour} with {depth} bits per sample")

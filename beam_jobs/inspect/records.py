@@ -59,7 +59,7 @@ def open_records(path: str) -> Iterator[tuple[Iterator[Record], str]]:
             stream.seek(0)
             unpacked: BinaryIO = stream
             if compression != "none":
-                unpacked = decompress.open_unpacked(stream, compression)
+                unpacked = decompress.open_decompressed(stream, compression)
                 if isinstance(unpacked, io.RawIOBase):
                     unpacked = io.BufferedReader(unpacked, _BLOCK_BYTES)
             yield _read_records(unpacked, path), compression

@@ -200,7 +200,7 @@ def find_clusters(rows: Rows, options: IngestOptions) -> Clusters:
     near = NearClusters(roots=np.arange(len(names)), unsearched=np.zeros(len(names), bool))
     surplus, unsearched = near.unsearched, near.unsearched
     if options.near_duplicates != "off":
-        appearances = _appearances(table, firsts, moments=options.facts == "all")
+        appearances = _appearances(table, firsts, channel_statistics=options.facts == "all")
         near = near_duplicates.find(appearances, options.near_distance)
         unsearched = near.unsearched
         if options.near_duplicates == "drop":
@@ -217,10 +217,10 @@ def find_clusters(rows: Rows, options: IngestOptions) -> Clusters:
     )
 
 
-def _appearances(rows: pa.Table, firsts: np.ndarray, moments: bool) -> Appearances:
+def _appearances(rows: pa.Table, firsts: np.ndarray, channel_statistics: bool) -> Appearances:
     columns = rows.select(_COLUMNS[1:]).take(pa.array(firsts))
     dhash, height, width = (columns[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = schemas.triples(columns["var_rgb"]) if moments else None
+    variance = schemas.triples(columns["var_rgb"]) if channel_statistics else None
     return near_duplicates.measure(dhash, height, width, schemas.triples(columns["mean_rgb"]), variance)
 
 

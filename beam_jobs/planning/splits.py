@@ -89,18 +89,20 @@ def assign(
       classes: class of each image for stratification, int64[images]; None for splits by hash only.
       options: shares and seed.
     """
-    count, unclaimed = len(options.splits), 2 * len(options.splits)
-    claims = np.full(len(units.names), unclaimed)
-    priorities = np.where(requested == NO_SPLIT, unclaimed, np.where(fixed, requested, requested + count))
-    np.minimum.at(claims, units.unit, priorities)
-    assigned = claims % count
-    free_units = np.flatnonzero(claims == unclaimed)
+    # The lowest code of its images decides the split of a unit: 0 to count - 1 is the split in which an image already
+    # lies, count to 2 count - 1 a requested split, and 2 count no request.
+    count, no_request = len(options.splits), 2 * len(options.splits)
+    image_codes = np.where(requested == NO_SPLIT, no_request, np.where(fixed, requested, requested + count))
+    unit_codes = np.full(len(units.names), no_request)
+    np.minimum.at(unit_codes, units.unit, image_codes)
+    assigned = unit_codes % count
+    free_units = np.flatnonzero(unit_codes == no_request)
     names = units.names.take(pa.array(free_units))
     if classes is None:
         assigned[free_units] = assign_splits(options.seed, shards.texts(names), options.shares)
     else:
         hashes = shards.hashes64(shards.SPLIT, options.seed, shards.texts(names))
-        is_free = claims[units.unit] == unclaimed
+        is_free = unit_codes[units.unit] == no_request
         free_unit = np.searchsorted(free_units, units.unit[is_free])
         assigned[free_units] = _stratify(free_unit, classes[is_free], hashes, options.shares)
     return np.where(requested == NO_SPLIT, assigned[units.unit], requested)

@@ -72,8 +72,8 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
-    """Estimated cost of some work on an engine.
+class ResourceEstimate:
+    """Estimated resources of some work on an engine.
 
     Attributes:
       lines: name -> text, to print.
@@ -104,8 +104,8 @@ def core_seconds(options: IngestOptions, megapixels: float) -> float:
     return max(minimum, small + slope * (megapixels - SMALL_MEGAPIXELS))
 
 
-def core_bill(work: Work, cores: int, start_seconds: float) -> Bill:
-    """Returns the bill of machines without a price: the time on a number of cores.
+def estimate_core_resources(work: Work, cores: int, start_seconds: float) -> ResourceEstimate:
+    """Estimates the resources of machines without a price: the time on a number of cores.
 
     Args:
       work: work of the ingest.
@@ -116,7 +116,7 @@ def core_bill(work: Work, cores: int, start_seconds: float) -> Bill:
     network = ", plus the time of the network" if work.remote else ""
     start = f"of which {duration(start_seconds)} are starting"
     lines = {"time": f"{duration(seconds)}, {start}, on {about(cores)} cores like those of the benchmarks{network}"}
-    return Bill(
+    return ResourceEstimate(
         lines=lines, values={"cores": cores, "seconds": float(f"{seconds:.3g}"), "start_seconds": start_seconds}
     )
 
@@ -180,8 +180,8 @@ class DataflowPool:
         return max(self.min_workers, min(self.max_workers, math.ceil(units / self.cores)))
 
 
-def dataflow_bill(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> Bill:
-    """Returns the bill of Dataflow.
+def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> ResourceEstimate:
+    """Estimates the resources of a job on Dataflow.
 
     The estimate assumes the final number of workers from the start; autoscaling starts with fewer for some minutes.
 
@@ -214,7 +214,7 @@ def dataflow_bill(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> Bil
         "write_requests": writes,
         **({"cost": _rounded(cost)} if cost else {}),
     }
-    return Bill(lines=lines, values=values)
+    return ResourceEstimate(lines=lines, values=values)
 
 
 def _writes(work: Work) -> int:

@@ -32,7 +32,7 @@ from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Positiv
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
 from beam_jobs.runners import cost_estimate
-from beam_jobs.runners.cost_estimate import Bill, Work
+from beam_jobs.runners.cost_estimate import ResourceEstimate, Work
 
 if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
@@ -373,9 +373,9 @@ class Options(settings.Options):
             names = [f"--job_name={self.job_name}-{job}" for job in _JOBS]
             yield dataflow_jobs.pipelines(arguments, names)
 
-    def bill(self, work: Work) -> Bill:
-        """Returns the bill of some work: machines, time, vCPU hours and requests, and the cost if a price is set."""
-        return cost_estimate.dataflow_bill(
+    def estimate_resources(self, work: Work) -> ResourceEstimate:
+        """Estimates machines, time, vCPU hours and requests of some work, and the cost if a price is set."""
+        return cost_estimate.estimate_dataflow_resources(
             work,
             cost_estimate.DataflowPool(
                 region=self.region,

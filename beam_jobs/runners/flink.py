@@ -25,7 +25,7 @@ from beam_jobs.common.settings import STRICT, Count, OneOf
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import cost_estimate
-from beam_jobs.runners.cost_estimate import Bill, Work
+from beam_jobs.runners.cost_estimate import ResourceEstimate, Work
 
 if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
@@ -234,13 +234,13 @@ class Options(settings.Options):
         flink_job_server.find_java()
         flink_job_server.check_jar(self.flink_version, self.job_server_jar)
 
-    def bill(self, work: Work) -> Bill:
-        """Returns the bill of some work: the time on the available slots.
+    def estimate_resources(self, work: Work) -> ResourceEstimate:
+        """Estimates the resources of some work: the time on the available slots.
 
         Raises:
           OptionError: the cluster does not answer, or does not fit.
         """
-        return cost_estimate.core_bill(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
+        return cost_estimate.estimate_core_resources(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
 
     def _find_worker(self) -> str:
         if self.worker_pool:

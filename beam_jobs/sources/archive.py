@@ -45,8 +45,8 @@ class _Archives(ABC):
     columns: TableColumns
 
     @abstractmethod
-    def _packing(self, container: Container) -> str:
-        """Returns the compression of a complete archive; see `Slice.packing`."""
+    def _detect_compression(self, container: Container) -> str:
+        """Returns the compression of a complete archive; see `Slice.compression`."""
 
     @abstractmethod
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
@@ -98,7 +98,7 @@ class _Archives(ABC):
 
     def _open_all(self, on_hidden: OnHidden = ignore) -> Iterator[tuple[Container, OpenContainer]]:
         for container in containers.find(self.path, on_hidden):
-            with containers.open_container(container, self._packing(container)) as handle:
+            with containers.open_container(container, self._detect_compression(container)) as handle:
                 yield container, handle
 
     def _all_samples(self) -> Iterator[Sample | Reject]:
@@ -123,10 +123,10 @@ class _Archives(ABC):
 
 
 class TarSource(_Archives):
-    """Tar archives. A compressed one is unpacked to a temporary file, once per process: `decompress.plain_path`."""
+    """Tar archives. Each process decompresses a compressed one once: `decompress.decompressed_path`."""
 
-    def _packing(self, container: Container) -> str:
-        return decompress.detect_packing(containers.read_head(container))
+    def _detect_compression(self, container: Container) -> str:
+        return decompress.detect_compression(containers.read_head(container))
 
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
         return tar_members(container, handle, on_hidden)
@@ -135,7 +135,7 @@ class TarSource(_Archives):
 class ZipSource(_Archives):
     """Zip archives, also Zip64. The directory of an archive takes about 1 KB of memory per member."""
 
-    def _packing(self, container: Container) -> str:
+    def _detect_compression(self, container: Container) -> str:
         return ""
 
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
@@ -248,7 +248,9 @@ def _next_tar_member(headers: TarHeaders, offset: int, container: Container, han
 def _tar_member(member: TarMember, name: str, container: Container, handle: OpenContainer) -> Member:
     if member.is_sparse or member.kind not in tarfile.REGULAR_TYPES:
         raise BadImage(RejectReason.BAD_MEMBER, f"it is {_describe_tar_kind(member)}, not a regular file")
-    part = Slice(method=STORED, offset=member.data, length=member.size, path=container.name, packing=handle.packing)
+    part = Slice(
+        method=STORED, offset=member.data, length=member.size, path=container.name, compression=handle.compression
+    )
     return Member(name=name, slice=part, bytes=member.size)
 
 

@@ -49,13 +49,13 @@ class OpenContainer:
     Attributes:
       stream: seekable stream of the unpacked bytes.
       bytes: size of the unpacked bytes.
-      packing: compression of the file; see `Slice.packing`.
+      compression: compression of the file; see `Slice.compression`.
       mtime_ns: modification time of the file, in nanoseconds since the epoch.
     """
 
     stream: BinaryIO
     bytes: int
-    packing: str
+    compression: str
     mtime_ns: int
 
 
@@ -164,25 +164,25 @@ def braced(pattern: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_container(container: Container, packing: str) -> Iterator[OpenContainer]:
+def open_container(container: Container, compression: str) -> Iterator[OpenContainer]:
     """Opens a container, unpacked.
 
     Args:
       container: the file.
-      packing: compression of the file; see `Slice.packing`.
+      compression: compression of the file; see `Slice.compression`.
 
     Raises:
       SourceError: the file cannot be read or unpacked.
     """
     try:
-        size, mtime_ns = decompress.stamp(container.path)
-        path = decompress.plain_path(container.path, packing) if packing else container.path
+        size, mtime_ns = decompress.read_size_and_mtime(container.path)
+        path = decompress.decompressed_path(container.path, compression) if compression else container.path
         stream = storage.open_read(path)
     except OSError as error:
         raise _unreadable(container.path, error) from error
     with stream:
-        unpacked = os.stat(path).st_size if packing else size
-        yield OpenContainer(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
+        unpacked = os.stat(path).st_size if compression else size
+        yield OpenContainer(stream=stream, bytes=unpacked, compression=compression, mtime_ns=mtime_ns)
 
 
 def read_head(container: Container, length: int = 10) -> bytes:

@@ -307,7 +307,9 @@ def _read_response(response: Any, host: str, limit: int) -> tuple[bytes, str]:
     if response.status in _REDIRECTS and location:
         return b"", location
     if not 200 <= response.status < 300:
-        raise FetchError(f"{host} answers {response.status}", response.status in _TEMPORARY, _retry_after_s(response))
+        raise FetchError(
+            f"{host} returned HTTP {response.status}", response.status in _TEMPORARY, _retry_after_s(response)
+        )
     pieces = []
     remaining = limit
     while remaining and (piece := response.read(min(remaining, _PIECE_BYTES))):

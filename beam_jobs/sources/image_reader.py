@@ -35,7 +35,7 @@ class Slice:
       length: size of the range, in bytes.
       path: path of the container, absolute or relative to the source.
       feature: name of the feature that holds the image, for `example`.
-      packing: compression of the complete container, one of `decompress.PACKINGS`; empty for none.
+      compression: compression of the complete container, one of `decompress.COMPRESSIONS`; empty for none.
     """
 
     method: str
@@ -43,12 +43,12 @@ class Slice:
     length: int
     path: str
     feature: str = ""
-    packing: str = ""
+    compression: str = ""
 
     @property
     def text(self) -> str:
         """The slice as text, for tables; `parse` reads it."""
-        encoding = f"{self.method}+{self.packing}" if self.packing else self.method
+        encoding = f"{self.method}+{self.compression}" if self.compression else self.method
         return f"{encoding}:{self.offset}:{self.length}:{len(self.feature)}:{self.feature}{self.path}"
 
     @classmethod
@@ -59,7 +59,7 @@ class Slice:
           ValueError: `text` is not the text of a slice.
         """
         encoding, offset, length, feature_length, rest = text.split(":", 4)
-        method, _, packing = encoding.partition("+")
+        method, _, compression = encoding.partition("+")
         if method not in METHODS:
             raise ValueError(f"{text!r:.80} is not the text of a slice")
         feature_end = int(feature_length)
@@ -69,7 +69,7 @@ class Slice:
             length=int(length),
             feature=rest[:feature_end],
             path=rest[feature_end:],
-            packing=packing,
+            compression=compression,
         )
 
 
@@ -107,7 +107,7 @@ class Reader:
         Raises:
           BadImage: the image does not exist, or its container does not hold it.
           Unreadable: the image may exist and cannot be read; see `storage.is_no_file`.
-          SourceError: the compressed container cannot be unpacked on this machine; see `decompress.plain_path`.
+          SourceError: the compressed container cannot be unpacked on this machine; see `decompress.decompressed_path`.
         """
         try:
             if slice_text:
@@ -144,8 +144,8 @@ class Reader:
 
     def _read_slice(self, part: Slice) -> bytes:
         path = self._container_path(part)
-        if part.packing:
-            path = decompress.plain_path(path, part.packing, fresh=False)
+        if part.compression:
+            path = decompress.decompressed_path(path, part.compression, check_for_changes=False)
         limit = self.max_bytes + 1
         if part.method == EXAMPLE:
             return _image_feature(read_at(path, part.offset, part.length), part.feature)[:limit]

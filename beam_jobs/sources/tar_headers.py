@@ -137,8 +137,10 @@ def _parse_attributes(content: bytes) -> Iterator[tuple[str, str]]:
         digits = content[position : position + _LENGTH_DIGITS].partition(b" ")[0]
         length = int(digits) if digits.isdigit() else 0
         count += 1
-        if not len(digits) + 2 < length <= len(content) - position or count > MAX_ATTRIBUTES:
-            raise ValueError(f"attribute {count} of a header is damaged, or more than the {MAX_ATTRIBUTES} allowed")
+        if count > MAX_ATTRIBUTES:
+            raise ValueError(f"a header has more than {MAX_ATTRIBUTES} attributes, the maximum")
+        if not len(digits) + 2 < length <= len(content) - position:
+            raise ValueError(f"attribute {count} of a header is damaged")
         key, _, value = content[position + len(digits) + 1 : position + length - 1].partition(b"=")
         position += length
         if key.startswith(_SPARSE.encode()):

@@ -240,7 +240,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
                 length=len(payload),
                 path=file.container.name,
                 feature=layout.columns.image,
-                packing=handle.packing,
+                compression=handle.compression,
             )
             uri = f"{file.container.name}:{index}"
             try:
@@ -265,7 +265,7 @@ def _features(payload: bytes) -> Features:
 
 @contextlib.contextmanager
 def _open_file(file: ExampleFile) -> Iterator[OpenContainer]:
-    with containers.open_container(file.container, _packing(file.container)) as handle:
+    with containers.open_container(file.container, _detect_compression(file.container)) as handle:
         yield handle
 
 
@@ -287,22 +287,22 @@ def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, b
 
 def _record_bytes(path: str, handle: OpenContainer) -> int:
     """Returns the maximum size of a record, in bytes; a few compressed bytes may unpack to a huge record of zeros."""
-    if not handle.packing:
+    if not handle.compression:
         return tfrecord.MAX_RECORD_BYTES
     return min(tfrecord.MAX_RECORD_BYTES, _PACKED_BYTES + _PACKED_RATIO * storage.size(path))
 
 
-def _packing(container: Container) -> str:
+def _detect_compression(container: Container) -> str:
     head = containers.read_head(container)
-    packing = decompress.detect_packing(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
-    if not packing:
+    compression = decompress.detect_compression(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
+    if not compression:
         return ""
     # The length at the start of a record may look like a magic number; but then the checksum of the length is correct.
     with containers.open_container(container, "") as handle:
         try:
             next(tfrecord.read_records(handle.stream, container.path), None)
         except CorruptDataset:
-            return packing
+            return compression
     return ""
 
 

@@ -21,7 +21,7 @@ from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import RECORD_OVERHEAD_BYTES
 from beam_jobs.runners import Engine, cost_estimate
-from beam_jobs.runners.cost_estimate import Bill, Work, duration, size
+from beam_jobs.runners.cost_estimate import ResourceEstimate, Work, duration, size
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
@@ -154,7 +154,7 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
 
 def _is_packed(ref: ImageRef) -> bool:
     """Returns whether reading the image requires unpacking a complete archive."""
-    return bool(ref.slice) and bool(Slice.parse(ref.slice).packing)
+    return bool(ref.slice) and bool(Slice.parse(ref.slice).compression)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -166,13 +166,13 @@ _BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, used where no image could be 
 
 
 @runtime_checkable
-class Billed(Protocol):
+class ResourceEstimator(Protocol):
     """An engine that estimates the resources of work."""
 
     def check(self, ingest: IngestOptions) -> None:
         """Raises `OptionError` if the engine cannot run this ingest."""
 
-    def bill(self, work: Work) -> Bill:
+    def estimate_resources(self, work: Work) -> ResourceEstimate:
         """Returns the resources that the work takes."""
 
 
@@ -186,7 +186,7 @@ class Estimate:
       listing: listing of the source.
       sample: statistics of a sample of its images.
       work: work to do.
-      bill: resources that the work takes on the engine.
+      resources: resources that the work takes on the engine.
     """
 
     options: IngestOptions
@@ -194,7 +194,7 @@ class Estimate:
     listing: Listing
     sample: Sample
     work: Work
-    bill: Bill
+    resources: ResourceEstimate
 
     def lines(self) -> list[str]:
         """Returns the estimate as text, one line per item."""
@@ -214,7 +214,7 @@ class Estimate:
             "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
             "compute": f"{duration(work.core_seconds)} of one core",
             "engine": self.engine,
-            **self.bill.lines,
+            **self.resources.lines,
         }
         return [f"{name:<10} {text}" for name, text in items.items() if text]
 
@@ -228,7 +228,7 @@ class Estimate:
             "listing": {name: value for name, value in vars(self.listing).items() if name != "candidates"},
             "sample": dict(vars(self.sample)),
             "work": work,
-            "estimate": dict(self.bill.values),
+            "estimate": dict(self.resources.values),
         }
 
     def _size_remark(self) -> str:
@@ -246,7 +246,7 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     Raises:
       UsageError: the ingest cannot run, or its source cannot be read.
     """
-    if isinstance(engine, Billed):
+    if isinstance(engine, ResourceEstimator):
         engine.check(options)
     check(options)
     source = open_source(options)
@@ -254,9 +254,13 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     listing = list_source(_entries(source, options, hidden), hidden)
     sample = examine_sample(listing.candidates, _reader(source, options), options)
     work = _work(options, listing, sample, source)
-    bill = engine.bill(work) if isinstance(engine, Billed) else _local_bill(work, options.thread_count)
+    resources = (
+        engine.estimate_resources(work)
+        if isinstance(engine, ResourceEstimator)
+        else _estimate_local_resources(work, options.thread_count)
+    )
     name = type(engine).__module__.rpartition(".")[2]
-    return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, bill=bill)
+    return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, resources=resources)
 
 
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
@@ -318,8 +322,8 @@ def _shard_counts(options: IngestOptions, count: int, written: int) -> Mapping[s
     return counts
 
 
-def _local_bill(work: Work, threads: int) -> Bill:
-    return cost_estimate.core_bill(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
+def _estimate_local_resources(work: Work, threads: int) -> ResourceEstimate:
+    return cost_estimate.estimate_core_resources(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
 
 
 def check(options: IngestOptions) -> None:

@@ -199,7 +199,7 @@ def _tfds_files(
         label_kind=label_kind,
         labels=len(labels),
         raw=options.pixels.policy == "raw",
-        moments=options.facts == "all",
+        channel_statistics=options.facts == "all",
         parts=frozenset(parts),
         extra=extra,
     )

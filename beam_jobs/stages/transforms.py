@@ -81,7 +81,7 @@ class _Examine(beam.DoFn):
             outcome = examine_bucket(bucket, self._task)
         except (Unreadable, OSError) as error:
             if isinstance(error, OSError) and not storage.is_remote(self._task.reader.work):
-                raise  # `disk.explained` adds the cause
+                raise  # `disk.explain_errors` adds the cause
             write_unread_note(bucket, self._task, error)
             _count("ExamineBuckets", unread_buckets=1)
             return
@@ -99,7 +99,7 @@ class _Write(beam.DoFn):
             written = write_shard(shard, self._task)
         except (FeedlineError, OSError) as error:
             if isinstance(error, OSError) and not storage.is_remote(self._task.out):
-                raise  # `disk.explained` adds the cause
+                raise  # `disk.explain_errors` adds the cause
             write_failure_note(shard, self._task, error)
             _count("WriteShards", failed_shards=1)
             return

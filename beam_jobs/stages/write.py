@@ -156,7 +156,7 @@ class WriteTask:
       label_kind: one of `types.LABEL_KINDS`.
       labels: class names in the order of their indices.
       pixels: conversion of the pixels.
-      moments: whether the facts include the moments of the channels.
+      channel_statistics: whether the facts include mean and variance of the channels.
       threads: number of threads.
     """
 
@@ -165,7 +165,7 @@ class WriteTask:
     label_kind: str = "single"
     labels: tuple[str, ...] = ()
     pixels: PixelOptions = field(default_factory=PixelOptions)
-    moments: bool = True
+    channel_statistics: bool = True
     threads: int = 1
 
     @property
@@ -385,7 +385,7 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
         weight=annotations.weight if annotations else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
-    encoded = record.encode(image, task.moments)
+    encoded = record.encode(image, task.channel_statistics)
     if len(encoded) > tfrecord.MAX_RECORD_BYTES:
         limit = f"{tfrecord.MAX_RECORD_BYTES} are allowed"
         raise DataError(f"{row['key']} makes a record of {len(encoded)} bytes; {limit}; lower max_bytes")

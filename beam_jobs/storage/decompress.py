@@ -1,4 +1,4 @@
-"""Decompressed copies of containers. gzip, bzip2 and xz have no random access, so a process unpacks each file once.
+"""Decompressed copies of files. gzip, bzip2 and xz have no random access, so a process decompresses each file once.
 
 Copies are in a temporary directory that is removed when the process ends; threads share them.
 """
@@ -24,7 +24,7 @@ from beam_jobs import storage
 from beam_jobs.common import system
 from beam_jobs.errors import SourceError
 
-GZIP, BZIP2, XZ, ZLIB = PACKINGS = ("gzip", "bzip2", "xz", "zlib")
+GZIP, BZIP2, XZ, ZLIB = COMPRESSIONS = ("gzip", "bzip2", "xz", "zlib")
 
 MAX_RATIO = 1000  # deflate reaches 1032 on zeros, images reach 2: more is a decompression bomb
 SPARE_BYTES = 64 << 20  # stays free, because a full disk stops other programs too
@@ -37,7 +37,7 @@ DAMAGED = (
     zlib.error,
     gzip.BadGzipFile,
     lzma.LZMAError,
-)  # raised by reads of `open_unpacked`, besides OSError
+)  # raised by reads of `open_decompressed`, besides OSError
 _DAMAGE_ERRORS = (*DAMAGED, OSError, ValueError)
 _XZ_TOO_LARGE = "Memory usage limit exceeded"  # message of liblzma
 
@@ -46,16 +46,16 @@ _XZ_TOO_LARGE = "Memory usage limit exceeded"  # message of liblzma
 class _Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
     path: str = ""
-    fault: str = ""  # message of the error; stored, so that it is not repeated for each image
+    error_message: str = ""  # stored, so that a damaged file is not decompressed again for each image
 
 
 _lock = threading.Lock()
 _copies: dict[tuple[str, int, int], _Copy] = {}
-_latest_copies: dict[str, _Copy] = {}  # path of a remote container -> its copy
+_latest_copies: dict[str, _Copy] = {}  # path of a remote compressed file -> its copy
 _directories: dict[int, str] = {}  # process id -> directory; a forked process must not remove that of its parent
 
 
-def detect_packing(head: bytes) -> str:
+def detect_compression(head: bytes) -> str:
     """Returns the compression of a file from its first ten bytes: `gzip`, `bzip2`, `xz` or empty.
 
     zlib has no reliable magic bytes; see `is_zlib`.
@@ -72,7 +72,7 @@ def is_zlib(head: bytes) -> bool:
     return len(head) > 1 and head[0] & 0x8F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
-def stamp(path: str) -> tuple[int, int]:
+def read_size_and_mtime(path: str) -> tuple[int, int]:
     """Returns the size in bytes and the modification time in ns of a file; the time is 0 if the store has none.
 
     Raises:
@@ -91,60 +91,60 @@ def stamp(path: str) -> tuple[int, int]:
     return size, 0
 
 
-def open_unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
+def open_decompressed(stream: BinaryIO, compression: str) -> BinaryIO:
     """Returns a stream of the decompressed content, read forwards in bounded memory; a read may return fewer bytes.
 
     Args:
       stream: compressed stream, at the start of the file.
-      packing: one of `PACKINGS`.
+      compression: one of `COMPRESSIONS`.
     """
-    if packing == GZIP:
+    if compression == GZIP:
         return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
-    if packing == BZIP2:
+    if compression == BZIP2:
         return bz2.BZ2File(stream)  # type: ignore[return-value]
-    blocks = _zlib_blocks(stream) if packing == ZLIB else _xz_blocks(stream)
+    blocks = _zlib_blocks(stream) if compression == ZLIB else _xz_blocks(stream)
     return _Blocks(blocks)  # type: ignore[return-value]
 
 
-def plain_path(path: str, packing: str, fresh: bool = True) -> str:
-    """Returns the path of a local file with the decompressed content of a container.
+def decompressed_path(path: str, compression: str, check_for_changes: bool = True) -> str:
+    """Returns the path of a local file with the decompressed content of a compressed file.
 
     Args:
-      path: path of the container.
-      packing: one of `PACKINGS`.
-      fresh: whether to check if a remote container has changed; it costs a request, so not for every image.
+      path: path of the compressed file.
+      compression: one of `COMPRESSIONS`.
+      check_for_changes: whether to check if a remote file has changed; it costs a request, so not for every image.
 
     Raises:
-      SourceError: the container is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than
+      SourceError: the file is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than
         `XZ_MEMORY_BYTES` of memory, or the disk has too little room.
-      OSError: the container is missing, or cannot be read.
+      OSError: the file is missing, or cannot be read.
     """
-    copy = _latest_copies.get(path) if storage.is_remote(path) and not fresh else None
+    copy = _latest_copies.get(path) if storage.is_remote(path) and not check_for_changes else None
     if copy is None:
-        size, mtime_ns = stamp(path)
+        size, mtime_ns = read_size_and_mtime(path)
         with _lock:
             copy = _copies.setdefault((path, size, mtime_ns), _Copy())
             _latest_copies[path] = copy
     with copy.lock:
-        if not copy.path and not copy.fault:
+        if not copy.path and not copy.error_message:
             try:
-                copy.path = _unpack(path, packing, storage.size(path))
+                copy.path = _decompress(path, compression, storage.size(path))
             except SourceError as error:
-                copy.fault = str(error)
-    if copy.fault:
-        raise SourceError(copy.fault)
+                copy.error_message = str(error)
+    if copy.error_message:
+        raise SourceError(copy.error_message)
     return copy.path
 
 
-def _unpack(path: str, packing: str, size: int) -> str:
+def _decompress(path: str, compression: str, size: int) -> str:
     try:
         handle, target = tempfile.mkstemp(dir=_directory())
     except OSError as error:
         raise SourceError(_no_room(path, error.strerror or str(error))) from error
     try:
         with os.fdopen(handle, "wb") as out, storage.open_read(path) as stream:
-            plain = open_unpacked(stream, packing)
-            _copy(iter(functools.partial(plain.read, _BLOCK_BYTES), b""), out, path, size)
+            content = open_decompressed(stream, compression)
+            _copy(iter(functools.partial(content.read, _BLOCK_BYTES), b""), out, path, size)
     except BaseException:
         os.remove(target)
         raise

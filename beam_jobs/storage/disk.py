@@ -105,26 +105,28 @@ def explain_errors(
     except Exception as error:
         if isinstance(error, FeedlineError) and type(error) is not FeedlineError:
             raise  # it has an explanation already
-        if line := explanation(error, activity, *paths, needed=needed(), resumable=resumable):
+        if line := describe_error(error, activity, *paths, needed=needed(), resumable=resumable):
             raise DiskError(line) from error
         raise
 
 
-def explanation(error: BaseException, activity: str, *paths: str, needed: int = 0, resumable: bool = True) -> str:
-    """Returns one line about an error of a local disk; empty for other errors; see `explained`."""
+def describe_error(error: BaseException, activity: str, *paths: str, needed: int = 0, resumable: bool = True) -> str:
+    """Returns one line about an error of a local disk; empty for other errors; see `explain_errors`."""
     local = tuple(os.path.abspath(path) for path in paths if not storage.is_remote(path))
-    number, name = _cause(error)
-    if not number and local and _is_vague(error):
-        number = _probe_error(local[0])
-    is_related = not name or any(_is_related(name, path) for path in local)
-    if not local or number not in _REMEDIES or not is_related or (number in _FILE_ERRORS and not name):
+    error_number, file_name = _cause(error)
+    if not error_number and local and _is_vague(error):
+        error_number = _probe_error(local[0])
+    is_related = not file_name or any(_is_related(file_name, path) for path in local)
+    is_unnamed_file_error = error_number in _FILE_ERRORS and not file_name
+    if not local or error_number not in _REMEDIES or not is_related or is_unnamed_file_error:
         return ""
     # The free space of the disk does not show what a quota leaves, and no portable call does.
-    free = free_bytes(local[0]) if number != errno.EDQUOT else None
-    room = [f"about {size(needed)} are needed"] if needed else []
-    room += [f"{size(free)} are free"] if free is not None else []
-    note = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
-    return f"{local[0]}: {os.strerror(number)} while {activity}{note}; {_remedy(number, resumable)}"
+    free = free_bytes(local[0]) if error_number != errno.EDQUOT else None
+    sizes = [f"about {size(needed)} are needed"] if needed else []
+    sizes += [f"{size(free)} are free"] if free is not None else []
+    details = ", ".join(sizes) if error_number in (*FULL, errno.EFBIG) and sizes else file_name
+    note = f" ({details})" if details else ""
+    return f"{local[0]}: {os.strerror(error_number)} while {activity}{note}; {_remedy(error_number, resumable)}"
 
 
 def _remedy(number: int, resumable: bool) -> str:

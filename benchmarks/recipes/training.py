@@ -67,7 +67,7 @@ def wait_share(epochs: Sequence[Epoch]) -> float:
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Returns the mean of runs and its 95 % interval by Student's t; a single run has no interval."""
+    """Returns the mean of runs and its 95 % confidence interval by Student's t; a single run has no interval."""
     from scipy import stats
 
     mean = statistics.fmean(values)

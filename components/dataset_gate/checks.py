@@ -128,7 +128,7 @@ def check_images(dataset: GateDataset, limits: GateLimits, clusters: NearCluster
         yield from check_near_leaks(dataset, limits, clusters)
     if limits.min_side_px:
         yield from check_resolution(dataset, limits)
-    if limits.blank_variance and dataset.has_moments:
+    if limits.blank_variance and dataset.has_channel_statistics:
         yield from check_blank(dataset, limits)
 
 
@@ -248,7 +248,7 @@ def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, l
 
 def _looks(dataset: GateDataset) -> near_duplicates.Appearances:
     hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_moments else None
+    variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_channel_statistics else None
     return near_duplicates.measure(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
 
 
@@ -350,7 +350,7 @@ def notes(
     """Yields a line for each check that was not possible."""
     if dataset.manifest.label_kind == "none":
         yield "classes were not checked: the images have no labels"
-    if not dataset.has_moments:
+    if not dataset.has_channel_statistics:
         yield "brightness and channels were not compared: the ingest took facts=basic"
         if limits.blank_variance:
             # Their hash, 0, is also that of a photograph that darkens to the right.
@@ -364,7 +364,7 @@ def notes(
     for split in dataset.splits:
         if split not in baseline.dataset.splits:
             yield f"drift of {split} was not measured: {baseline.name} has no such split"
-    if dataset.has_moments and not baseline.dataset.has_moments:
+    if dataset.has_channel_statistics and not baseline.dataset.has_channel_statistics:
         yield f"drift of brightness and channels was not measured: {baseline.name} was made with facts=basic"
 
 

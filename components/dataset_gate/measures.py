@@ -56,13 +56,13 @@ class Feature:
         )
 
 
-def features(images: pa.Table, label_kind: str, moments: bool) -> dict[str, Feature]:
+def features(images: pa.Table, label_kind: str, channel_statistics: bool) -> dict[str, Feature]:
     """Returns the features of the images by name.
 
     Args:
       images: written rows of `images.parquet`.
       label_kind: one of `types.LABEL_KINDS`.
-      moments: whether the images have channel means.
+      channel_statistics: whether the images have channel means.
     """
     rows = np.arange(len(images))
     result = [_categories(IMAGE_PREFIX + "format", images["format"].to_pylist(), rows)]
@@ -74,7 +74,7 @@ def features(images: pa.Table, label_kind: str, moments: bool) -> dict[str, Feat
         "aspect_ratio": width / height,
         "bytes": _floats(images["bytes"]),
     }
-    if moments:
+    if channel_statistics:
         mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
         numbers |= {"brightness": mean.mean(axis=1)}
         numbers |= {f"mean_{colour}": mean[:, index] for index, colour in enumerate(("red", "green", "blue"))}
@@ -144,7 +144,7 @@ class GateDataset:
         return tuple(self.manifest.splits)
 
     @property
-    def has_moments(self) -> bool:
+    def has_channel_statistics(self) -> bool:
         """Whether the images have mean and variance of the channels."""
         return self.manifest.channels is not None
 
@@ -169,7 +169,7 @@ class GateDataset:
     @functools.cached_property
     def features(self) -> dict[str, Feature]:
         """The features by name."""
-        return features(self.images, self.manifest.label_kind, self.has_moments)
+        return features(self.images, self.manifest.label_kind, self.has_channel_statistics)
 
     def split_mask(self, split: str) -> np.ndarray:
         """Returns whether each image is in a split, bool[images]."""
@@ -314,6 +314,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
         sizes = (effective_size(one.owners, baseline.dataset.units), effective_size(other.owners, side.dataset.units))
         sampling_value = sampling(measure, first, second, sizes)
         limit = limits.feature_limit(kind, measure, name)
+        sides = (baseline.name, "this dataset" if kind == "drift" else side.name)
         is_number = one.names is None
         yield Result(
             Comparison(
@@ -326,7 +327,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
                 limit=min(1.0, limit + sampling_value),
                 sampling=sampling_value,
             ),
-            _medians(one, other) if is_number else _largest_difference(categories, first, second),
+            _medians(one, other, sides) if is_number else _largest_difference(categories, first, second, sides),
         )
 
 
@@ -366,15 +367,16 @@ def _paired_categories(one: Feature, other: Feature) -> tuple[np.ndarray, np.nda
     return counts[0], counts[1], names
 
 
-def _largest_difference(names: tuple[str, ...], first: np.ndarray, second: np.ndarray) -> str:
+def _largest_difference(
+    categories: tuple[str, ...], first: np.ndarray, second: np.ndarray, sides: tuple[str, str]
+) -> str:
     before, after = shares(first), shares(second)
     index = int(np.abs(before - after).argmax())
-    return f"{names[index]}: {before[index]:.1%} there, {after[index]:.1%} here"
+    return f"{categories[index]}: {sides[0]} {before[index]:.1%}, {sides[1]} {after[index]:.1%}"
 
 
-def _medians(one: Feature, other: Feature) -> str:
-    before, after = (_median(feature.values) for feature in (one, other))
-    return f"median {before} there, {after} here"
+def _medians(one: Feature, other: Feature, sides: tuple[str, str]) -> str:
+    return f"median: {sides[0]} {_median(one.values)}, {sides[1]} {_median(other.values)}"
 
 
 def _median(values: np.ndarray) -> str:

@@ -33,7 +33,8 @@ from trainer.evaluation.intervals import wilson
 class Margin(tfma.metrics.Metric):
     """Three figures of the predictions of a classifier.
 
-    `accuracy_margin`: lower end of the 95 % interval of the accuracy minus the share of the largest class, -1 to 1.
+    `accuracy_margin`: lower end of the 95 % confidence interval of the accuracy minus the share of the largest class,
+    -1 to 1.
     `largest_class_share`: share of the class with the most images, 0-1.
     `effective_images`: effective sample size for weighted images (Kish 1965, Survey Sampling).
     """

@@ -37,7 +37,7 @@ class EvaluateOptions(Options):
     Attributes:
       min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 is no limit.
       above_largest_class: bless no model for which always answering with the largest class is an explanation: the lower
-        end of the 95 % interval of the accuracy must lie above the share of that class in the eval split.
+        end of the 95 % confidence interval of the accuracy must lie above the share of that class in the eval split.
       max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None
         compares with none. The first model, and one of other classes than those before it, has none to compare with.
       slice_by: user columns, without `extra/`, whose values are measured one by one: columns of few values.
@@ -74,7 +74,7 @@ class EvaluateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """An accuracy with its 95 % interval.
+    """An accuracy with its 95 % confidence interval.
 
     Attributes:
       value: share of correct predictions, 0-1.
@@ -236,8 +236,9 @@ def _missed_thresholds(path: str, accuracy: Accuracy, metrics: Mapping[str, Mapp
 def _failure_text(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> str:
     if failure.metric_key.name == MARGIN:
         return (
-            f"the accuracy {accuracy.value:.4f} may be chance: the lower end {accuracy.low:.4f} of its interval is not "
-            f"above {_number(metrics[LARGEST]):.4f}, the share of the largest class (evaluate.above_largest_class)"
+            f"the accuracy {accuracy.value:.4f} may be chance: the lower end {accuracy.low:.4f} of its confidence "
+            f"interval is not above {_number(metrics[LARGEST]):.4f}, the share of the largest class "
+            "(evaluate.above_largest_class)"
         )
     limits = failure.metric_threshold
     if failure.metric_key.is_diff:

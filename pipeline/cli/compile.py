@@ -31,7 +31,7 @@ def command(target: str, config_path: str, out: str, assignments: tuple[str, ...
     from pipeline.settings.layers import gather
 
     settings = gather(config_path, {}, assignments)
-    with settings.name_layers():
+    with settings.annotate_errors():
         hint = importlib.import_module(TARGETS[target]).compile(settings.values, out)
     if as_json:
         path = out if storage.is_remote(out) else os.path.abspath(out)

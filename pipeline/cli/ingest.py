@@ -140,15 +140,17 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     names = option_names(context.command, values)
-    layered = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
-    layered.origin.update({f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options})
-    configured = layered.values
-    with layered.name_layers():
+    settings_with_origin = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
+    settings_with_origin.origin.update(
+        {f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options}
+    )
+    configured = settings_with_origin.values
+    with settings_with_origin.annotate_errors():
         engine = parse_engine(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_section_settings(configured.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(dataset := generations.dataset_path(out)):
         settings = generations.complete_settings(dataset, settings)
-    with layered.name_layers():
+    with settings_with_origin.annotate_errors():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_needs(values, options)
     if options.source_kind == "auto":
@@ -157,9 +159,9 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         _show_estimate(options, engine, as_json)
         return
     from beam_jobs import ingest
-    from beam_jobs.stages.dry_run import Billed
+    from beam_jobs.stages.dry_run import ResourceEstimator
 
-    if isinstance(engine, Billed):
+    if isinstance(engine, ResourceEstimator):
         engine.check(options)
     with engine.open() as make_pipeline:
         result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress)

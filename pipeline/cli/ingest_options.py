@@ -24,7 +24,7 @@ _MAX_CHOICES = 6  # of a metavar; more choices are listed in the help text
 
 def ingest_options(function: F) -> F:
     """Adds the options of the ingest to a command; `ingest_settings` converts their values to settings."""
-    for setting in reversed(ingest_leaves()):
+    for setting in reversed(ingest_option_settings()):
         function = setting.click_option()(function)
     return function
 
@@ -36,7 +36,7 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
       OptionError: --splits is not of the form train=0.9,eval=0.1.
     """
     settings: dict[str, Any] = {}
-    for setting in ingest_leaves():
+    for setting in ingest_option_settings():
         value = values.get(setting.parameter)
         if value is None or value == ():
             continue
@@ -48,7 +48,7 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaf:
+class OptionSetting:
     """A setting of the ingest that is a command-line option.
 
     Attributes:
@@ -98,20 +98,20 @@ class Leaf:
 
 def _expand_name(quoted: re.Match[str]) -> str:
     """Returns the help text for a name in backticks: an option, the values of a constant, or the name."""
-    options = {leaf.path[-1]: leaf.option for leaf in ingest_leaves()} | {"out": "--out"}
+    options = {setting.path[-1]: setting.option for setting in ingest_option_settings()} | {"out": "--out"}
     texts = getattr(beam_jobs.options, quoted[1], None)
     return ", ".join(texts) if texts else options.get(quoted[1], quoted[1])
 
 
 @functools.cache
-def ingest_leaves() -> tuple[Leaf, ...]:
+def ingest_option_settings() -> tuple[OptionSetting, ...]:
     """Returns the settings of an ingest that are command-line options, grouped by heading."""
-    leaves = list(collect_leaves(IngestOptions))
-    headings = list(dict.fromkeys(leaf.heading for leaf in leaves))
-    return tuple(sorted(leaves, key=lambda leaf: headings.index(leaf.heading)))
+    option_settings = list(collect_option_settings(IngestOptions))
+    headings = list(dict.fromkeys(setting.heading for setting in option_settings))
+    return tuple(sorted(option_settings, key=lambda setting: headings.index(setting.heading)))
 
 
-def collect_leaves(cls: type, path: tuple[str, ...] = (), section: Field = _TOP) -> Iterator[Leaf]:
+def collect_option_settings(cls: type, path: tuple[str, ...] = (), section: Field = _TOP) -> Iterator[OptionSetting]:
     """Yields the fields of a class of options, and of its sections, that are command-line options.
 
     Args:
@@ -121,11 +121,11 @@ def collect_leaves(cls: type, path: tuple[str, ...] = (), section: Field = _TOP)
     """
     for name, option_field in fields(cls).items():
         if option_field.section:
-            yield from collect_leaves(option_field.section, (*path, name), option_field.field)
+            yield from collect_option_settings(option_field.section, (*path, name), option_field.field)
         elif option_field.field.option is not None:
             annotation = option_field.field
             parameter = f"{section.prefix}{name}{section.suffix}"
-            yield Leaf(
+            yield OptionSetting(
                 path=(*path, name),
                 option=annotation.option or f"--{parameter.replace('_', '-')}",
                 heading=annotation.heading or section.heading,
@@ -145,16 +145,16 @@ def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
     Raises:
       OptionError: an option only has an effect with another value of another option.
     """
-    for leaf in ingest_leaves():
-        if not leaf.option_field.field.needs or values.get(leaf.parameter) is None:
+    for setting in ingest_option_settings():
+        if not setting.option_field.field.needs or values.get(setting.parameter) is None:
             continue
-        other, allowed = leaf.option_field.field.needs
-        value = functools.reduce(getattr, (*leaf.path[:-1], other), options)
+        other, allowed = setting.option_field.field.needs
+        value = functools.reduce(getattr, (*setting.path[:-1], other), options)
         if value not in allowed:
             # Additions to a dataset have the same value of the other option as the dataset.
             adds = options.append or options.retry_rejects
             remedy = "leave it out" if adds else f"give {_flag(other)} {' or '.join(allowed)} too, or leave it out"
-            raise OptionError(f"{leaf.option} is of no use to {_flag(other)} {value}; {remedy}")
+            raise OptionError(f"{setting.option} has no effect with {_flag(other)} {value}; {remedy}")
 
 
 def _flag(name: str) -> str:

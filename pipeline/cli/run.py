@@ -92,7 +92,7 @@ def command(
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
     if config.ingest:
         check_needs(values, config.ingest)
-    with settings.name_layers():
+    with settings.annotate_errors():
         summary = local.run(config, say)
     from pipeline.runs.summary import check_pushed, text
 

@@ -169,9 +169,8 @@ def check_pushed(summary: RunSummary) -> None:
 
 
 def _accuracy(accuracy: Accuracy) -> str:
-    return (
-        f"{accuracy.value:.4f}, 95 % interval {accuracy.low:.4f} to {accuracy.high:.4f}, on {accuracy.images:,} images"
-    )
+    interval = f"95 % confidence interval {accuracy.low:.4f} to {accuracy.high:.4f}"
+    return f"{accuracy.value:.4f}, {interval}, on {accuracy.images:,} images"
 
 
 def _rates(rates: Rates) -> str:

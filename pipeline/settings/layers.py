@@ -64,11 +64,11 @@ class Settings:
         Raises:
           OptionError: a value is missing or not allowed; the message names its layer.
         """
-        with self.name_layers():
+        with self.annotate_errors():
             return configuration.build(self.values)
 
     @contextlib.contextmanager
-    def name_layers(self) -> Iterator[None]:
+    def annotate_errors(self) -> Iterator[None]:
         """Adds the layer of the value to every `UsageError` about a setting."""
         try:
             yield
@@ -126,7 +126,7 @@ def gather(
         _set_value(settings, path, value, layer)
         if ".".join(path[:2]) == _SPLITS:
             has_single_share = len(path) > 2
-    with settings.name_layers():
+    with settings.annotate_errors():
         catalog.check_targets(settings.values)
         if has_single_share:
             _check_shares(settings._get_value(_SPLITS))

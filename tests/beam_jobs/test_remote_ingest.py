@@ -65,7 +65,7 @@ def test_a_list_of_urls_becomes_the_dataset_and_what_is_not_fetched_a_reject(pho
         assert server.seen == dict.fromkeys([f"/{name}" for name in [*names, "cat/gone.jpg"]], 1)
     (reject,) = pq.read_table(tmp_path / "out" / "rejects.parquet").to_pylist()
     assert (reject["uri"], reject["reason"]) == (server.url("/cat/gone.jpg"), "not_fetched")
-    assert reject["detail"] == "127.0.0.1 answers 404; 1 attempt"
+    assert reject["detail"] == "127.0.0.1 returned HTTP 404; 1 attempt"
 
 
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_written(photos, bucket, tmp_path):

@@ -314,7 +314,7 @@ def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
         runner=type(jobs[0].runner).__name__,
         options=options[0],
         names=[found["job_name"] for found in options],
-        cost=engine.bill(work()).values.get("cost"),
+        cost=engine.estimate_resources(work()).values.get("cost"),
     )
 
 

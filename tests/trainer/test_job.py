@@ -170,7 +170,7 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(
     class Three:
         num_replicas_in_sync = 3
 
-    with pytest.raises(OptionError, match="batch_size is 32; 3 replicas must be able to share it equally"):
+    with pytest.raises(OptionError, match="batch_size 32 is not divisible by the 3 replicas"):
         fit(job_of(shades), strategy=Three())
 
 

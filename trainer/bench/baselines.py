@@ -67,8 +67,8 @@ def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Da
 
 def _prepare_images(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
     """Parses records one by one, decodes, crops, converts to floats: returns a dataset of (image, label, draw)."""
-    dataset = source.choices.dataset
-    ops, spec = unfuse_crop(source.choices.all_ops), base_spec(dataset)
+    dataset = source.plan.dataset
+    ops, spec = unfuse_crop(source.plan.all_ops), base_spec(dataset)
     image_ops = ops[: first_mixing_op(ops)]
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -84,7 +84,7 @@ def _prepare_images(stream: tf.data.Dataset, source: Source, parallel: int | Non
 
 def _make_batches(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
     """Makes batches, and applies the ops that mix images."""
-    ops: Sequence[Op] = unfuse_crop(source.choices.all_ops)
+    ops: Sequence[Op] = unfuse_crop(source.plan.all_ops)
     first = first_mixing_op(ops)
     stream = stream.batch(source.options.batch_size)
 

@@ -68,10 +68,10 @@ def training_step(source: Source, name: str) -> Callable[[tf.Tensor], None]:
     Raises:
       OptionError: the model does not exist, or does not fit the dataset.
     """
-    channels, options = source.choices.dataset.channels, source.options
+    channels, options = source.plan.dataset.channels, source.options
     spec = ModelSpec(
         side_px=options.image_side_px,
-        classes=max(2, len(source.choices.dataset.labels)),
+        classes=max(2, len(source.plan.dataset.labels)),
         mean_rgb=channels.mean_rgb if channels else _DEFAULT_MEAN,
         std_rgb=channels.std_rgb if channels else _DEFAULT_STD,
     )
@@ -156,7 +156,7 @@ def training_pipeline(source: Source, options: InputOptions) -> tf.data.Dataset:
 
 def ablation_bases(source: Source) -> list[Subject]:
     """Returns the subjects to which the removals of single stages are compared."""
-    return [] if source.choices.vectorised else [dataset_subject(ASSEMBLED, assemble(source, Variant()))]
+    return [] if source.plan.vectorised else [dataset_subject(ASSEMBLED, assemble(source, Variant()))]
 
 
 def _ablated(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Ablated:
@@ -188,7 +188,7 @@ def _option_changes(source: Source) -> list[tuple[str, str, InputOptions]]:
 
 
 def _stage_removals(source: Source) -> list[Removal]:
-    if source.choices.vectorised:
+    if source.plan.vectorised:
         per_image = assemble(source, Variant())
         return [Removal(name="whole batches at a time", without="image by image", dataset=per_image)]
     size, image_bytes = source.options.batch_size, 3 * source.options.image_side_px**2
@@ -215,7 +215,7 @@ def _stage_removals(source: Source) -> list[Removal]:
 
 def _window_records(source: Source) -> int:
     """Returns the size of the shuffle window in records, limited by the memory for as many decoded images."""
-    records = source.choices.dataset.split(source.split).records
+    records = source.plan.dataset.split(source.split).records
     limit = _SHUFFLE_SHARE * free_bytes() / (3 * source.options.image_side_px**2)
     return max(1, int(min(records, source.options.shuffle_mb * 1e6 / source.record_bytes, limit)))
 
@@ -268,14 +268,14 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
     if options.cache == "auto":
         options = dataclasses.replace(options, cache="none")
     source = open_source(path, split, options)
-    check_room(options, source.choices.batch, _FLOAT_BYTES)
+    check_room(options, source.plan.batch, _FLOAT_BYTES)
     pipeline = training_pipeline(source, options)
-    info = source.choices.dataset.split(split)
+    info = source.plan.dataset.split(split)
     in_memory = baselines.warm_page_cache(source.files, info.bytes)
     pool = stages.load_pool(source)
     all_stages = stages.Stages(source=source, pool=pool)
     warm_images = info.records if options.cache != "none" else 1
-    crops = source.choices.crops
+    crops = source.plan.crops
     subjects = [
         dataset_subject(PIPELINE, pipeline, warm_images),
         _limit(source, pool),
@@ -331,13 +331,13 @@ def measure(
 
 def _limit(source: Source, pool: stages.Pool) -> Subject:
     if source.is_raw:
-        return baselines.bare_read(LIMIT, source.files, source.record_bytes / source.choices.crops)
-    return baselines.bare_decode(LIMIT, pool.encoded, source.choices.crops)
+        return baselines.bare_read(LIMIT, source.files, source.record_bytes / source.plan.crops)
+    return baselines.bare_decode(LIMIT, pool.encoded, source.plan.crops)
 
 
 def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
-    image_ops = op_names(source.choices.image_ops)
-    batch_ops = op_names(source.choices.all_ops)[len(image_ops) :]
+    image_ops = op_names(source.plan.image_ops)
+    batch_ops = op_names(source.plan.all_ops)[len(image_ops) :]
     kinds = {stages.READ: stages.READ, stages.PARSE: stages.PARSE, stages.CALL: CALL}
     kinds |= {name: AUGMENT if index else DECODE for index, name in enumerate(image_ops)}
     kinds |= {stages.BATCH: stages.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}
@@ -372,7 +372,7 @@ def _cumulative_rate(name: str, costs: dict[str, Cost]) -> float | None:
 
 
 def _facts(source: Source, pool: stages.Pool, device: str, model: str, in_memory: bool) -> Facts:
-    options, dataset = source.options, source.choices.dataset
+    options, dataset = source.options, source.plan.dataset
     info = dataset.split(source.split)
     return Facts(
         dataset=source.path,

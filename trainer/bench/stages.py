@@ -17,11 +17,10 @@ from beam_jobs.dataset import record
 from trainer.bench.meter import Subject, dataset_subject
 from trainer.input import windowed_reader
 from trainer.input.parse import DRAW, Features, parse
-from trainer.input.plan import Choices, make_choices
+from trainer.input.plan import InputPlan, make_plan
 from trainer.input.position import Host
 from trainer.input.windowed_reader import FOREVER
-from trainer.input_fn import batches, images, tf_options
-from trainer.input_fn import parsed as parsed_records
+from trainer.input_fn import batches, images, make_records_dataset, tf_options
 from trainer.ops import IMAGE, OPS, Decode, DecodeRandomCrop, MixingOp, Op, apply_batch_ops, apply_ops
 from trainer.ops.chain import DRAW_FEATURES
 from trainer.ops.tf_ops import without_autograph
@@ -38,29 +37,29 @@ class Source:
       path: directory of the dataset.
       split: name of the split.
       options: options of the input pipeline.
-      choices: choices of `make_dataset` for dataset and options.
+      plan: plan of `make_dataset` for dataset and options.
     """
 
     path: str
     split: str
     options: InputOptions
-    choices: Choices
+    plan: InputPlan
 
     @property
     def files(self) -> list[str]:
         """Paths of the shards."""
-        return self.choices.dataset.shard_paths(self.choices.path, self.split)
+        return self.plan.dataset.shard_paths(self.plan.path, self.split)
 
     @property
     def record_bytes(self) -> float:
         """Mean size of a record, bytes."""
-        info = self.choices.dataset.split(self.split)
+        info = self.plan.dataset.split(self.split)
         return info.bytes / info.records
 
     @property
     def is_raw(self) -> bool:
         """Whether the records hold pixels, which need no decode."""
-        return self.choices.dataset.options["pixels"]["policy"] == "raw"
+        return self.plan.dataset.options["pixels"]["policy"] == "raw"
 
 
 def open_source(path: str, split: str, options: InputOptions) -> Source:
@@ -70,8 +69,8 @@ def open_source(path: str, split: str, options: InputOptions) -> Source:
       UsageError: the dataset or split does not exist, or the options do not fit.
       CorruptDataset: the dataset is damaged.
     """
-    choices = make_choices(path, split, options, training=True, epochs=FOREVER)
-    return Source(path=path, split=split, options=options, choices=choices)
+    plan = make_plan(path, split, options, training=True, epochs=FOREVER)
+    return Source(path=path, split=split, options=options, plan=plan)
 
 
 def spell(op: Op) -> str:
@@ -157,32 +156,32 @@ class Stages:
     @without_autograph
     def isolated_subjects(self) -> list[Subject]:
         """Returns read, parse, the call of a map without ops, each op, all ops, batch, each op of batches."""
-        choices, count = self.source.choices, len(self.pool.serialized)
+        plan, count = self.source.plan, len(self.pool.serialized)
         records = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(records).cache()
-        read = windowed_reader.read_windows(self._plan(), choices.index, self.source.options)
+        read = windowed_reader.read_windows(self._plan_windows(), plan.index, self.source.options)
         subjects = [
             self._subject(READ, read.map(lambda _, places, draws: (places, draws))),
             self._subject(PARSE, self._count_batches(self.parse(records.repeat()).map(lambda row: row[DRAW])), count),
         ]
-        if not choices.vectorised:
+        if not plan.vectorised:
             subjects.append(self._subject(CALL, self.run(rows.repeat(), ()), count))
         image_count = self._pixel_pool_images()
-        for index, name in enumerate(op_names(choices.image_ops)):
-            inputs = self.prepare(self._pixel_pool(rows), choices.image_ops[:index]).cache().repeat()
-            outputs = self.run(inputs, choices.image_ops[index : index + 1], index)
+        for index, name in enumerate(op_names(plan.image_ops)):
+            inputs = self.prepare(self._pixel_pool(rows), plan.image_ops[:index]).cache().repeat()
+            outputs = self.run(inputs, plan.image_ops[index : index + 1], index)
             subjects.append(self._subject(name, outputs, image_count))
-        subjects.append(self._subject(IMAGE_OPS, self.run(rows.repeat(), choices.image_ops), count))
-        image_batches = self.batch(self.prepare(self._pixel_pool(rows), choices.image_ops).cache().repeat())
+        subjects.append(self._subject(IMAGE_OPS, self.run(rows.repeat(), plan.image_ops), count))
+        image_batches = self.batch(self.prepare(self._pixel_pool(rows), plan.image_ops).cache().repeat())
         subjects.append(dataset_subject(BATCH, self._with_options(image_batches.map(_get_image)), image_count))
         return [*subjects, *self._batch_op_subjects(image_batches)]
 
     @without_autograph
     def cumulative_subjects(self) -> list[Subject]:
         """Returns the pipelines from the shards to parse, to the first and to the last op of images."""
-        ops = self.source.choices.image_ops
-        rows = parsed_records(self.source.choices)
-        if not self.source.choices.vectorised:
+        ops = self.source.plan.image_ops
+        rows = make_records_dataset(self.source.plan)
+        if not self.source.plan.vectorised:
             rows = rows.unbatch()
         names = op_names(ops)
         streams = {
@@ -194,19 +193,19 @@ class Stages:
 
     def parse(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         """Parses `parse_batch` records per op; unbatches them if ops run on single images."""
-        choices, options = self.source.choices, self.source.options
-        parse_batch = partial(parse, spec=choices.spec, dataset=choices.dataset, seed=options.seed)
+        plan, options = self.source.plan, self.source.options
+        parse_batch = partial(parse, spec=plan.spec, dataset=plan.dataset, seed=options.seed)
         batches = tf.data.Dataset.zip((stream.batch(options.parse_batch), tf.data.Dataset.counter()))
         rows = batches.map(
             lambda serialized, number: parse_batch(serialized, tf.fill(tf.shape(serialized), number)),
             options.thread_count,
             deterministic=True,
         )
-        return rows if choices.vectorised else rows.unbatch()
+        return rows if plan.vectorised else rows.unbatch()
 
     def prepare(self, rows: tf.data.Dataset, ops: Sequence[Op]) -> tf.data.Dataset:
         """Runs the first ops of the chain on every image, on all threads."""
-        salt = self.source.choices.first_salt
+        salt = self.source.plan.first_salt
 
         def apply(row: Features) -> Features:
             return {**row, **apply_ops(ops, row, row[DRAW], salt)}
@@ -221,8 +220,8 @@ class Stages:
           ops: consecutive ops of the chain.
           index: index of the first one in the chain.
         """
-        salt = self.source.choices.first_salt + index
-        per_image = not self.source.choices.vectorised
+        salt = self.source.plan.first_salt + index
+        per_image = not self.source.plan.vectorised
 
         def first_byte(row: Features, number: tf.Tensor) -> tf.Tensor:
             # Repetitions of a row must result in other images.
@@ -238,56 +237,56 @@ class Stages:
 
     def batch(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Makes batches of the images and their draws, which the ops of batches need."""
-        choices = self.source.choices
-        if choices.crops > 1:
-            rows = rows.map(lambda row: {**row, DRAW: tf.repeat(row[DRAW][None], choices.crops, 0)})
+        plan = self.source.plan
+        if plan.crops > 1:
+            rows = rows.map(lambda row: {**row, DRAW: tf.repeat(row[DRAW][None], plan.crops, 0)})
         rows = rows.map(lambda row: {name: row[name] for name in (DRAW, IMAGE)})
-        if choices.vectorised:
-            return rows.rebatch(choices.batch, drop_remainder=True)
-        rows = rows.unbatch() if choices.crops > 1 else rows
-        return rows.batch(choices.batch, drop_remainder=True)
+        if plan.vectorised:
+            return rows.rebatch(plan.batch, drop_remainder=True)
+        rows = rows.unbatch() if plan.crops > 1 else rows
+        return rows.batch(plan.batch, drop_remainder=True)
 
     def _batch_op_subjects(self, image_batches: tf.data.Dataset) -> list[Subject]:
         """Returns the ops of batches one by one and all together, with input from a pool of batches."""
-        choices = self.source.choices
-        ops, names = choices.batch_ops, op_names(choices.all_ops)
-        pool = image_batches.take(max(1, self._pixel_pool_images() // choices.batch)).cache()
+        plan = self.source.plan
+        ops, names = plan.batch_ops, op_names(plan.all_ops)
+        pool = image_batches.take(max(1, self._pixel_pool_images() // plan.batch)).cache()
         subjects = []
         for index, _ in enumerate(ops):
             inputs = self._apply_batch_ops(pool, ops[:index], 0).cache() if index else pool
             outputs = self._apply_batch_ops(inputs.repeat(), ops[index : index + 1], index).map(_get_image)
             name = names[len(names) - len(ops) + index]
-            subjects.append(dataset_subject(name, self._with_options(outputs), choices.batch))
+            subjects.append(dataset_subject(name, self._with_options(outputs), plan.batch))
         if ops:
             outputs = self._apply_batch_ops(pool.repeat(), ops, 0).map(_get_image)
             subjects.append(dataset_subject(BATCH_OPS, self._with_options(outputs)))
         return subjects
 
     def _apply_batch_ops(self, image_batches: tf.data.Dataset, ops: Sequence[Op], index: int) -> tf.data.Dataset:
-        salt = self.source.choices.batch_salt + index
+        salt = self.source.plan.batch_salt + index
 
         def apply(row: Features) -> Features:
             return {**row, IMAGE: apply_batch_ops(ops, row[IMAGE], row[DRAW], salt)}
 
         return image_batches.map(apply, self.source.options.thread_count, deterministic=True)
 
-    def _plan(self) -> tf.data.Dataset:
-        return windowed_reader.plan_windows(self.source.choices.order, 0, windowed_reader.ENDLESS, Host())
+    def _plan_windows(self) -> tf.data.Dataset:
+        return windowed_reader.plan_windows(self.source.plan.order, 0, windowed_reader.ENDLESS, Host())
 
     def _pixel_pool(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the first rows, whose decoded images are a pool of about 64 MB."""
-        images_per_row = self.source.options.parse_batch if self.source.choices.vectorised else 1
+        images_per_row = self.source.options.parse_batch if self.source.plan.vectorised else 1
         return rows.take(max(1, self._pixel_pool_images() // images_per_row))
 
     def _pixel_pool_images(self) -> int:
-        pixels = max(self.pool.pixels, self.source.choices.crops * self.source.options.image_side_px**2)
+        pixels = max(self.pool.pixels, self.source.plan.crops * self.source.options.image_side_px**2)
         return int(min(len(self.pool.serialized), max(_MIN_POOL_IMAGES, _POOL_BYTES / (3 * pixels))))
 
     def _count_batches(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        return stream if self.source.choices.vectorised else stream.batch(_COUNT_BATCH)
+        return stream if self.source.plan.vectorised else stream.batch(_COUNT_BATCH)
 
     def _subject(self, name: str, stream: tf.data.Dataset, warm_images: int = 1) -> Subject:
-        return dataset_subject(name, self._with_options(stream), warm_images, self.source.choices.crops)
+        return dataset_subject(name, self._with_options(stream), warm_images, self.source.plan.crops)
 
     def _with_options(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         return stream.with_options(tf_options(self.source.options))
@@ -310,18 +309,18 @@ class Variant:
 
 def assemble(source: Source, variant: Variant) -> tf.data.Dataset:
     """Returns a variant of `make_dataset` that processes single images, an endless dataset of (features, label)."""
-    choices = source.choices
+    plan = source.plan
     if variant.shuffle_images:
         unshuffled = dataclasses.replace(source.options, shuffle="none")
-        choices = open_source(source.path, source.split, unshuffled).choices
-    stream = images(choices, 0)
+        plan = open_source(source.path, source.split, unshuffled).plan
+    stream = images(plan, 0)
     if variant.shuffle_images:
         stream = stream.shuffle(variant.shuffle_images, seed=0)
     # Ops of batches take uint8 images, so the conversion follows them.
-    if variant.floats and not choices.batch_ops:
+    if variant.floats and not plan.batch_ops:
         stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
-    stream = batches(stream, choices)
-    if variant.floats and choices.batch_ops:
+    stream = batches(stream, plan)
+    if variant.floats and plan.batch_ops:
         stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
     if variant.prefetch:
         stream = stream.prefetch(source.options.prefetch_batches)

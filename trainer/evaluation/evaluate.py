@@ -110,8 +110,8 @@ class Measure:
     """A function with one value per image.
 
     Attributes:
-      function: (labels[n], outputs[n, classes]) in NumPy -> float[n]. If all values are 0 or 1, the interval is
-        Wilson's.
+      function: (labels[n], outputs[n, classes]) in NumPy -> float[n]. If all values are 0 or 1, the confidence interval
+        is Wilson's.
       lower_is_better: whether lower values are better, as for a loss.
     """
 
@@ -201,7 +201,7 @@ class Evaluation:
 
         Args:
           name: name of the figure.
-          choose_by: `value`, or `lower_bound` for the worse end of the interval: the lower one, for a loss the upper.
+          choose_by: `value`, or `lower_bound` for the pessimistic confidence bound: the lower one, upper for a loss.
 
         Raises:
           OptionError: the figure or the value of `choose_by` is unknown.
@@ -224,7 +224,7 @@ class Evaluation:
 
 
 def log_names(name: str) -> tuple[str, str, str, str]:
-    """Returns the names of the value of a figure, its standard error and the lower and upper end of its interval."""
+    """Returns the names of the value of a figure, its standard error and the bounds of its confidence interval."""
     return name, f"{name}_error", f"{name}_low", f"{name}_high"
 
 
@@ -258,7 +258,7 @@ def evaluate(
       host: index and number of hosts; those of the strategy by default.
 
     Returns:
-      the figures of all hosts together, each with its interval.
+      the figures of all hosts together, each with its confidence interval.
 
     Raises:
       OptionError: there are several hosts, and `plan.directory` is empty.

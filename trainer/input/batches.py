@@ -9,38 +9,38 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.input.parse import KEY, Features
-from trainer.input.plan import Choices
+from trainer.input.plan import InputPlan
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 
 
-def count_images(choices: Choices, start: Position, epochs: int) -> int:
+def count_images(plan: InputPlan, start: Position, epochs: int) -> int:
     """Returns the number of images of all hosts from a position to the end of the last epoch."""
-    return max(0, epochs * choices.epoch_images - start.records)
+    return max(0, epochs * plan.epoch_images - start.records)
 
 
-def batch_count(choices: Choices, start: Position, epochs: int) -> int | None:
+def batch_count(plan: InputPlan, start: Position, epochs: int) -> int | None:
     """Returns the number of batches of every host; None for `FOREVER` and when a tf.data service distributes them.
 
     Args:
-      choices: the plan of the pipeline.
+      plan: the plan of the pipeline.
       start: position of its first image.
       epochs: passes over the split, or `FOREVER`.
     """
-    if epochs == FOREVER or choices.served:  # each worker of a service drops its own incomplete batch
+    if epochs == FOREVER or plan.uses_data_service:  # each worker of a service drops its own incomplete batch
         return None
-    if choices.training:
-        return count_images(choices, start, epochs) // choices.options.batch_size
-    images = count_images(choices, start, epochs)
-    if choices.host.count > 1:  # the host that has the most records
-        images = -(-choices.total // choices.host.count) * choices.crops * epochs
-    return -(-images // choices.batch)
+    if plan.training:
+        return count_images(plan, start, epochs) // plan.options.batch_size
+    images = count_images(plan, start, epochs)
+    if plan.host.count > 1:  # the host that has the most records
+        images = -(-plan.total // plan.host.count) * plan.crops * epochs
+    return -(-images // plan.batch)
 
 
-def pad_if_needed(stream: tf.data.Dataset, choices: Choices, count: int | None) -> tf.data.Dataset:
+def pad_if_needed(stream: tf.data.Dataset, plan: InputPlan, count: int | None) -> tf.data.Dataset:
     """Pads the batches of evaluation if all must have one shape: with `pad_batches` or several hosts."""
-    is_padded = not choices.training and (choices.host.count > 1 or choices.options.pad_batches)
-    return pad_batches(stream, choices.batch, FOREVER if count is None else count) if is_padded else stream
+    is_padded = not plan.training and (plan.host.count > 1 or plan.options.pad_batches)
+    return pad_batches(stream, plan.batch, FOREVER if count is None else count) if is_padded else stream
 
 
 def set_cardinality(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:

@@ -12,7 +12,7 @@ from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from trainer.input.parse import DRAW, KEY, LABEL, DecodeSized, adapt_ops_to_pixels
-from trainer.input.plan import Choices, evaluation_ops
+from trainer.input.plan import InputPlan, evaluation_ops
 from trainer.input.position import Position
 from trainer.ops import (
     IMAGE,
@@ -87,11 +87,11 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
         )
 
 
-def check_start(start: Position, choices: Choices) -> None:
+def check_start(start: Position, plan: InputPlan) -> None:
     """Raises `OptionError` if several hosts are to start an evaluation inside of a pass."""
-    if choices.host.count > 1 and start.records and not choices.training:
+    if plan.host.count > 1 and start.records and not plan.training:
         raise OptionError(
-            f"start is {start.records} records into the split, and each of {choices.host.count} hosts evaluates its "
+            f"start is {start.records} records into the split, and each of {plan.host.count} hosts evaluates its "
             "own part; start at 0 records, or evaluate the rest on one host"
         )
 

@@ -12,7 +12,7 @@ from beam_jobs import errors
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from trainer.input.parse import WEIGHT_SPEC
-from trainer.input.plan import Choices, make_choices
+from trainer.input.plan import InputPlan, make_plan
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
@@ -101,7 +101,7 @@ def mixture_labels(paths: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for path in paths for name in manifest.load(path).labels))
 
 
-def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, host: Host) -> list[Choices]:
+def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, host: Host) -> list[InputPlan]:
     if not parts:
         raise OptionError("the mixture is empty; name at least one dataset and its weight")
     for path, weight in parts.items():
@@ -111,7 +111,7 @@ def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, h
             "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): each part has its own statistics"
         )
     share = dataclasses.replace(options, shuffle_mb=options.shuffle_mb / len(parts))
-    plans = [make_choices(path, split, share, training=True, epochs=FOREVER, host=host) for path in parts]
+    plans = [make_plan(path, split, share, training=True, epochs=FOREVER, host=host) for path in parts]
     for path, plan in zip(parts, plans, strict=True):
         if plan.dataset.label_kind != "single":
             raise OptionError(f"{path} cannot be part of a mixture: its images do not have exactly one label")
@@ -120,7 +120,7 @@ def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, h
     return _unify(plans)
 
 
-def _unify(plans: list[Choices]) -> list[Choices]:
+def _unify(plans: list[InputPlan]) -> list[InputPlan]:
     """Gives all parts the same features and the same ops on batches; datasets of one image size could have more."""
     if any(record.WEIGHT in plan.spec for plan in plans):
         plans = [dataclasses.replace(plan, spec={**plan.spec, **WEIGHT_SPEC}) for plan in plans]
@@ -153,7 +153,7 @@ def _draw_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
     return tf.searchsorted(bounds, uniform, side="right", out_type=tf.int64)
 
 
-def _make_relabel(plan: Choices, labels: tuple[str, ...]) -> Callable[..., Batch]:
+def _make_relabel(plan: InputPlan, labels: tuple[str, ...]) -> Callable[..., Batch]:
     indices = tf.constant([labels.index(name) for name in plan.dataset.labels], tf.int64)
 
     def relabel(features: dict[str, tf.Tensor], label: tf.Tensor) -> Batch:

@@ -29,7 +29,7 @@ from trainer.options import InputOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class InputPlan:
     """All decisions about an input pipeline before it reads the first record.
 
     Attributes:
@@ -117,7 +117,7 @@ class Choices:
         return all(isinstance(op, DecodeRaw) for op in self.image_ops)
 
     @property
-    def served(self) -> bool:
+    def uses_data_service(self) -> bool:
         """Whether a tf.data service runs the pipeline; it may repeat records, so evaluation does not use it."""
         return self.training and bool(self.options.service)
 
@@ -132,9 +132,9 @@ class Choices:
         return len(self.all_ops) - len(self.batch_ops)
 
 
-def make_choices(
+def make_plan(
     path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
-) -> Choices:
+) -> InputPlan:
     """Reads the manifest and the table of a dataset and makes all decisions.
 
     Raises:
@@ -166,7 +166,7 @@ def make_choices(
     if not training:
         index = index.take_part(host)
         order = dataclasses.replace(order, records=len(index))
-    return Choices(
+    return InputPlan(
         dataset=dataset,
         path=path,
         options=options,
@@ -198,28 +198,28 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
     return ops
 
 
-def find_first_record(choices: Choices, images: Index) -> tuple[Index, Index]:
+def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
     """Returns where to start reading after a number of images of all hosts.
 
     Returns:
       position of the first record, and number of images of this host to skip from there. The crops of a group of
       records are delivered together, so a partly delivered group is read again.
     """
-    if choices.crops == 1:
+    if plan.crops == 1:
         return images, 0
-    host, group = choices.host, choices.group * choices.host.count
-    groups, delivered = images // (group * choices.crops), images % (group * choices.crops)
+    host, group = plan.host, plan.group * plan.host.count
+    groups, delivered = images // (group * plan.crops), images % (group * plan.crops)
     crops, records = delivered // group, delivered % group  # over all hosts
     host_records = -(-(records - host.index) // host.count)  # the hosts alternate
-    return groups * group, crops * choices.group + host_records
+    return groups * group, crops * plan.group + host_records
 
 
-def find_last_record(choices: Choices, images: Index) -> Index:
+def find_last_record(plan: InputPlan, images: Index) -> Index:
     """Returns the position after the last record that the first `images` images need: the end of a group."""
-    if choices.crops == 1:
+    if plan.crops == 1:
         return images
-    group = choices.group * choices.host.count
-    return -(-images // (group * choices.crops)) * group
+    group = plan.group * plan.host.count
+    return -(-images // (group * plan.crops)) * group
 
 
 def _remaining_image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
@@ -274,21 +274,21 @@ def describe(
       UsageError: there is no such dataset or split, or the options do not fit it.
       CorruptDataset: the dataset is damaged.
     """
-    choices = make_choices(path, split, options, training, epochs, host)
+    plan = make_plan(path, split, options, training, epochs, host)
     lines = [
-        ("records", _describe_records(choices)),
-        ("order", _describe_order(choices)),
-        ("reading", _describe_reading(choices)),
-        ("cache", f"{choices.cache.kind}: {choices.cache.reason}"),
-        ("images", f"{_describe_ops(choices)} on {options.thread_count} threads"),
+        ("records", _describe_records(plan)),
+        ("order", _describe_order(plan)),
+        ("reading", _describe_reading(plan)),
+        ("cache", f"{plan.cache.kind}: {plan.cache.reason}"),
+        ("images", f"{_describe_ops(plan)} on {options.thread_count} threads"),
         ("device", options.device_ops or "normalisation only"),
-        ("batch", _describe_batch(choices)),
-        ("memory", _describe_memory(choices)),
+        ("batch", _describe_batch(plan)),
+        ("memory", _describe_memory(plan)),
     ]
     return strings.lines(f"{name:<8} {text}" for name, text in lines)
 
 
-def memory_bytes(choices: Choices) -> dict[str, float]:
+def memory_bytes(plan: InputPlan) -> dict[str, float]:
     """Returns the maximum size of each buffer, in bytes.
 
     `windows`: two windows of serialised records, one delivered and one read; `parsed`: parsed records, one batch per
@@ -296,17 +296,17 @@ def memory_bytes(choices: Choices) -> dict[str, float]:
     being filled and the one in training; `cache`: the cached images, twice, as while they are loaded; `index`: offsets
     of the records and the order of an epoch.
     """
-    options = choices.options
+    options = plan.options
     image = options.image_side_px**2 * 3
-    decoded = choices.index.size[0] * choices.index.size[1] * 3 if choices.index.size else 4 * image
-    window = min(options.shuffle_mb * 1e6, 2 * choices.index.record_bytes * len(choices.index))
+    decoded = plan.index.size[0] * plan.index.size[1] * 3 if plan.index.size else 4 * image
+    window = min(options.shuffle_mb * 1e6, 2 * plan.index.record_bytes * len(plan.index))
     return {
-        "windows": 0.0 if choices.cache.kind == "memory" else window,
-        "parsed": (options.thread_count + 1) * options.parse_batch * choices.index.record_bytes,
-        "images": options.thread_count * (decoded + image * choices.crops) + choices.group * choices.crops * image,
-        "batches": options.batches_in_memory * choices.batch_bytes,
-        "index": 64.0 * len(choices.index),  # 20 bytes, their copy in the graph, the order and its intermediates
-        "cache": float(FILL_FACTOR * choices.cache.bytes) if choices.cache.kind == "memory" else 0.0,
+        "windows": 0.0 if plan.cache.kind == "memory" else window,
+        "parsed": (options.thread_count + 1) * options.parse_batch * plan.index.record_bytes,
+        "images": options.thread_count * (decoded + image * plan.crops) + plan.group * plan.crops * image,
+        "batches": options.batches_in_memory * plan.batch_bytes,
+        "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and its intermediates
+        "cache": float(FILL_FACTOR * plan.cache.bytes) if plan.cache.kind == "memory" else 0.0,
     }
 
 
@@ -323,18 +323,18 @@ def measure_shuffle(order: Order) -> tuple[float, float]:
     return float(epoch_distance / order.records), float(neighbour_distance / order.records)
 
 
-def _describe_records(choices: Choices) -> str:
-    index = choices.index
+def _describe_records(plan: InputPlan) -> str:
+    index = plan.index
     text = f"{len(index):,} of {size(index.record_bytes)} in {plural(len(index.files), 'file')}"
-    part = f", host {choices.host.index} of {choices.host.count}" if choices.host.count > 1 else ""
-    excluded = f", {choices.excluded_count} damaged ones left out" if choices.excluded_count else ""
+    part = f", host {plan.host.index} of {plan.host.count}" if plan.host.count > 1 else ""
+    excluded = f", {plan.excluded_count} damaged ones left out" if plan.excluded_count else ""
     return text + part + excluded
 
 
-def _describe_order(choices: Choices) -> str:
-    order = choices.order
+def _describe_order(plan: InputPlan) -> str:
+    order = plan.order
     if order.quota:
-        counts = ", ".join(f"{choices.dataset.labels[label]} {count:,}" for label, count in order.quota.items())
+        counts = ", ".join(f"{plan.dataset.labels[label]} {count:,}" for label, count in order.quota.items())
         return f"balanced: {counts} of {order.records:,} an epoch; records are read one by one"
     if order.kind == "none":
         return "as in the shards"
@@ -348,26 +348,26 @@ def _describe_order(choices: Choices) -> str:
     return f"windows of {order.window_positions:,} records from {runs:,} runs of {order.run:,}; {moves}"
 
 
-def _describe_reading(choices: Choices) -> str:
-    if is_remote(choices.index.files[0]):
-        return f"{choices.options.readers} runs at a time, because every request waits"
+def _describe_reading(plan: InputPlan) -> str:
+    if is_remote(plan.index.files[0]):
+        return f"{plan.options.readers} runs at a time, because every request waits"
     return "one run after the other, because local files answer at once"
 
 
-def _describe_ops(choices: Choices) -> str:
-    spec = choices.options.train_spec if choices.training else choices.options.eval_spec
-    if choices.vectorised:
+def _describe_ops(plan: InputPlan) -> str:
+    spec = plan.options.train_spec if plan.training else plan.options.eval_spec
+    if plan.vectorised:
         return f"{spec}, applied in advance, then batches"
     return spec
 
 
-def _describe_batch(choices: Choices) -> str:
-    total = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
-    buffered = f"{choices.options.prefetch_batches} buffered"
-    return f"{choices.batch} images{total}, uint8, {size(choices.batch_bytes)}; {buffered}"
+def _describe_batch(plan: InputPlan) -> str:
+    total = f" of {plan.options.batch_size} over all hosts" if plan.host.count > 1 else ""
+    buffered = f"{plan.options.prefetch_batches} buffered"
+    return f"{plan.batch} images{total}, uint8, {size(plan.batch_bytes)}; {buffered}"
 
 
-def _describe_memory(choices: Choices) -> str:
-    parts = memory_bytes(choices)
+def _describe_memory(plan: InputPlan) -> str:
+    parts = memory_bytes(plan)
     text = " + ".join(f"{name} {value / 1e6:,.0f}" for name, value in parts.items() if value)
     return f"at most {sum(parts.values()) / 1e6:,.0f} MB: {text}"

@@ -25,7 +25,7 @@ Examples:
 """
 
 Index: TypeAlias = "int | tf.Tensor"  # into the endless sequence of all epochs, int64
-ENDLESS = tf.int64.max  # as the end of a plan
+ENDLESS = tf.int64.max  # as the end of a range of positions
 _LOCAL_BUFFER_BYTES = 1 << 18  # more is no faster on local files (`benchmarks.micro`)
 _REMOTE_BUFFER_BYTES = 1 << 21  # a request costs as much time as a megabyte
 
@@ -68,7 +68,7 @@ def plan_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.
     return tf.data.Dataset.range(begin // records, (end - 1) // records + 1).flat_map(windows)
 
 
-def serve_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.Dataset:
+def plan_data_service_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.Dataset:
     """Returns the windows of `plan_windows` from one flat range, which a tf.data service can distribute to workers."""
 
     def find_window(position: Index) -> Index:

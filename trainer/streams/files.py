@@ -143,15 +143,15 @@ _NAMES = {bytes: "bytes", int: "whole numbers", float: "fractions"}
 NONE, GZIP, ZLIB = "none", "gzip", "zlib"
 COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
 _BLOCK_BYTES = 1 << 20
-_intact: set[tuple[str, tuple[int, int]]] = set()  # path and stamp of files that were unpacked completely
+_intact: set[tuple[str, int, int]] = set()  # path, size and modification time of files that were completely read
 
 
-def detect_packing(path: str, compression: str) -> str:
+def detect_compression(path: str, setting: str) -> str:
     """Returns the compression of a file, from its first bytes.
 
     Args:
       path: path of the file.
-      compression: compression that the user set, one of `COMPRESSIONS`.
+      setting: compression that the user set, one of `COMPRESSIONS`.
 
     Raises:
       SourceError: the file cannot be read, or has another compression.
@@ -160,37 +160,37 @@ def detect_packing(path: str, compression: str) -> str:
         head = storage.read_range(path, 0, tfrecord.HEADER)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    packing = decompress.detect_packing(head)
+    compression = decompress.detect_compression(head)
     # A record begins with its length, 8 bytes; zlib has no magic bytes, but no four zeros there either.
-    if not packing:
-        packing = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
-    if packing not in COMPRESSIONS:
-        raise SourceError(f"{path} is compressed with {packing}; TFRecord files must be plain, gzip or zlib")
-    if compression not in ("auto", packing) and head:
-        raise SourceError(f"{path} begins like {packing}, but compression is {compression!r}; set it to auto")
-    return packing
+    if not compression:
+        compression = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
+    if compression not in COMPRESSIONS:
+        raise SourceError(f"{path} is compressed with {compression}; TFRecord files must be plain, gzip or zlib")
+    if setting not in ("auto", compression) and head:
+        raise SourceError(f"{path} begins like {compression}, but compression is {setting!r}; set it to auto")
+    return compression
 
 
-def find_fault(path: str, packing: str) -> str:
-    """Unpacks a file to its end, unless an unchanged file was unpacked before; returns its fault or an empty string.
+def find_fault(path: str, compression: str) -> str:
+    """Decompresses a file to its end, unless it is unchanged since the last time; returns its fault or an empty string.
 
     TensorFlow accepts a file that is cut off between two records, and its errors name no file.
     """
     try:
-        stamp = path, decompress.stamp(path)
-        if stamp not in _intact and packing != NONE:
-            _unpack(path, packing)
-            _intact.add(stamp)
+        version = path, *decompress.read_size_and_mtime(path)
+        if version not in _intact and compression != NONE:
+            _read_to_end(path, compression)
+            _intact.add(version)
     except (*decompress.DAMAGED, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"{path} cannot be unpacked: {reason}; copy it again"
     return ""
 
 
-def _unpack(path: str, packing: str) -> None:
+def _read_to_end(path: str, compression: str) -> None:
     with storage.open_read(path) as stream:
-        plain = decompress.open_unpacked(stream, packing)
-        while plain.read(_BLOCK_BYTES):
+        content = decompress.open_decompressed(stream, compression)
+        while content.read(_BLOCK_BYTES):
             pass
 
 
@@ -247,12 +247,12 @@ def make_file_stream(
     check_stream_options(options)
     errors.check_choice("compression", compression, COMPRESSIONS)
     paths = find_files(files)
-    packings = tuple(map_ordered(partial(detect_packing, compression=compression), paths, _REQUESTS))
-    sample = _read_sample(paths, packings)
+    compressions = tuple(map_ordered(partial(detect_compression, setting=compression), paths, _REQUESTS))
+    sample = _read_sample(paths, compressions)
     record_bytes = sum(map(len, sample)) / len(sample)
     reading = _Reading(
         files=tuple(paths),
-        packings=packings,
+        compressions=compressions,
         options=options,
         layout=layout,
         spec=layout.spec(record.decode(sample[0]), paths[0]),
@@ -308,7 +308,7 @@ class _Reading:
 
     Attributes:
       files: paths of the files.
-      packings: compression of each file.
+      compressions: compression of each file.
       options: options of the pipeline.
       layout: features of image, label and key.
       spec: argument of `tf.io.parse_example`.
@@ -317,7 +317,7 @@ class _Reading:
     """
 
     files: tuple[str, ...]
-    packings: tuple[str, ...]
+    compressions: tuple[str, ...]
     options: InputOptions
     layout: RecordLayout
     spec: Mapping[str, Any]
@@ -331,16 +331,16 @@ class _Reading:
         return [name[len(shared) :].lstrip("/") for name in self.files]
 
 
-def _read_sample(paths: Sequence[str], packings: Sequence[str]) -> list[bytes]:
-    sample = next(filter(None, map(_read_first_records, paths, packings)), None)
+def _read_sample(paths: Sequence[str], compressions: Sequence[str]) -> list[bytes]:
+    sample = next(filter(None, map(_read_first_records, paths, compressions)), None)
     if not sample:
         raise SourceError(f"{paths[0]}{' and the other files hold' if len(paths) > 1 else ' holds'} no record")
     return sample
 
 
-def _read_first_records(path: str, packing: str) -> list[bytes]:
-    stream = tf.data.TFRecordDataset(path, compression_type="" if packing == NONE else packing.upper())
-    if fault := find_fault(path, packing):
+def _read_first_records(path: str, compression: str) -> list[bytes]:
+    stream = tf.data.TFRecordDataset(path, compression_type="" if compression == NONE else compression.upper())
+    if fault := find_fault(path, compression):
         raise CorruptDataset(fault)
     try:
         return list(stream.take(_SAMPLED_RECORDS).as_numpy_iterator())
@@ -372,18 +372,20 @@ def _read_epoch(epoch: tf.Tensor, reading: _Reading, start: Position) -> tf.data
 
 def _read_file(number: tf.Tensor, reading: _Reading) -> tf.data.Dataset:
     """Returns the records of one file, each with the number of the file and its index there."""
-    name, packing = tf.gather(reading.files, number), tf.gather(reading.packings, number)
-    if set(reading.packings) != {NONE}:
-        fault = tf.ensure_shape(tf.numpy_function(_find_fault, [name, packing], tf.string), [])
+    name, compression = tf.gather(reading.files, number), tf.gather(reading.compressions, number)
+    if set(reading.compressions) != {NONE}:
+        fault = tf.ensure_shape(tf.numpy_function(_find_fault, [name, compression], tf.string), [])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(fault, ""), [fault])]):
             name = tf.identity(name)
-    compression = tf.where(tf.equal(packing, NONE), "", tf.strings.upper(packing))
-    records = tf.data.TFRecordDataset(name, compression_type=compression, buffer_size=_READ_BUFFER_BYTES)
+    compression_type = tf.where(tf.equal(compression, NONE), "", tf.strings.upper(compression))
+    records = tf.data.TFRecordDataset(name, compression_type=compression_type, buffer_size=_READ_BUFFER_BYTES)
     return tf.data.Dataset.zip((records, tf.data.Dataset.from_tensors(number).repeat(), tf.data.Dataset.counter()))
 
 
-def _find_fault(name: bytes, packing: bytes) -> bytes:
-    return find_fault(name.decode(), packing.decode()).replace("'", "`").encode()  # an assertion would escape a quote
+def _find_fault(name: bytes, compression: bytes) -> bytes:
+    return (
+        find_fault(name.decode(), compression.decode()).replace("'", "`").encode()
+    )  # an assertion would escape a quote
 
 
 def _shuffle(stream: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from beam_jobs.common.strings import unknown
+from beam_jobs.common.strings import plural, unknown
 from beam_jobs.errors import OptionError
 from trainer.input.position import Host
 
@@ -86,7 +86,8 @@ def parse_cluster(config: Any) -> Cluster:
     count = len(addresses[kind])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise OptionError(
-            f"task.index of {CLUSTER_VARIABLE} is {index!r}; of {count} {kind} it must be 0 to {count - 1}"
+            f"task.index of {CLUSTER_VARIABLE} is {index!r}; the cluster has {plural(count, 'task')} of type {kind}, "
+            f"so it must be 0 to {count - 1}"
         )
     first_index = len(addresses.get("chief", ())) if kind == "worker" else 0
     return Cluster(host=Host(index=first_index + index, count=len(all_addresses)), address=addresses[kind][index])
@@ -217,7 +218,7 @@ def share_batch(batch_size: int, count: int) -> int:
         return share
     nearest = [size for size in (share * count, (share + 1) * count) if size]
     raise OptionError(
-        f"batch_size is {batch_size}; {count} replicas must be able to share it equally; "
+        f"batch_size {batch_size} is not divisible by the {count} replicas; "
         f"the nearest {'sizes are' if len(nearest) > 1 else 'size is'} {' and '.join(map(str, nearest))}"
     )
 

@@ -166,7 +166,7 @@ class Decoder:
 
     @property
     def is_running(self) -> bool:
-        """Whether the decoder still runs; it ends by itself after a time without work."""
+        """Whether the decoder still runs; it exits after an idle timeout."""
         try:
             return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:

@@ -28,8 +28,8 @@ from pipeline.cli.json_schema.data import (
 _ACCURACY = one(
     "Share of correct predictions on the held-back split.",
     value=share("The share."),
-    low=share("Lower end of the 95 % interval."),
-    high=share("Upper end of the 95 % interval."),
+    low=share("Lower end of the 95 % confidence interval."),
+    high=share("Upper end of the 95 % confidence interval."),
     images=whole("Number of images."),
 )
 _STEP = one(

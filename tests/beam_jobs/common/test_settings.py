@@ -10,7 +10,7 @@ from beam_jobs.common.settings import STRICT, Count, Field, OneOf, fields, from_
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.stages.publish import dataset_options
-from pipeline.cli.ingest_options import collect_leaves
+from pipeline.cli.ingest_options import collect_option_settings
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,9 +35,12 @@ def test_a_new_option_is_one_field_for_checks_files_the_command_line_and_the_dat
     assert (dataset_options(tinted)["tint"], "hurry" in dataset_options(tinted)) == (3, False)
     with pytest.raises(OptionError, match="^ingest.tint is 10; it must be a whole number from 0 to 9$"):
         from_mapping(More, {"source": "photos", "out": "dataset", "tint": 10}, "ingest")
-    leaves = {leaf.option: leaf for leaf in collect_leaves(More)}
-    assert (leaves["--tint"].heading, leaves["--tint"].path) == ("Pixels", ("tint",))
-    help_of = {option: leaf.click_option()(lambda: None).__click_params__[0].help for option, leaf in leaves.items()}
+    option_settings = {setting.option: setting for setting in collect_option_settings(More)}
+    assert (option_settings["--tint"].heading, option_settings["--tint"].path) == ("Pixels", ("tint",))
+    help_of = {
+        option: setting.click_option()(lambda: None).__click_params__[0].help
+        for option, setting in option_settings.items()
+    }
     assert help_of["--tint"] == "How much of the colour is added, 0-9.  [default: 0]"
 
 

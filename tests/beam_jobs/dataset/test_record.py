@@ -51,7 +51,7 @@ def test_an_image_may_have_any_number_of_labels(labels, indices, texts):
     ("fields", "options", "unknown"),
     [
         ({"labels": None}, {}, {record.LABEL, record.TEXT}),
-        ({}, {"moments": False}, {record.MEAN_RGB, record.VAR_RGB, record.BRIGHTNESS}),
+        ({}, {"channel_statistics": False}, {record.MEAN_RGB, record.VAR_RGB, record.BRIGHTNESS}),
     ],
     ids=["labels", "moments"],
 )

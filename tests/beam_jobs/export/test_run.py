@@ -99,10 +99,10 @@ def test_a_sample_at_a_time_is_read(dataset):
     [
         ({"to": "zip"}, "to is 'zip'; it must be one of webdataset, array_record, parquet, croissant, dali"),
         ({"to": "parquet", "shard_mb": 0}, "shard_mb is 0; it must be a number of at least 0.001"),
-        ({"to": "dali", "shard_mb": 1}, "shard_mb is of no use to dali"),
-        ({"to": "croissant", "splits": ("train",)}, "splits are of no use to croissant"),
+        ({"to": "dali", "shard_mb": 1}, "shard_mb has no effect with dali"),
+        ({"to": "croissant", "splits": ("train",)}, "splits have no effect with croissant"),
         ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is given twice"),
-        ({"to": "parquet", "about": About(citation="@misc{a}")}, "citation is of no use to parquet"),
+        ({"to": "parquet", "about": About(citation="@misc{a}")}, "citation has no effect with parquet"),
     ],
 )
 def test_options_that_cannot_be_are_named(given, message):

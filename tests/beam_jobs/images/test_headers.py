@@ -100,7 +100,7 @@ BAD_HEADERS = {
     "png cut in its header": (PNG[:20], "^png: it ends at 20 bytes, within its header$"),
     "png that starts with text": (
         make.PNG_START + make.chunk(b"tEXt", b"a\x00b") + PNG[8:],
-        "^png: it starts with 3 bytes of b'tEXt', not with 13 of IHDR$",
+        "^png: its first chunk is b'tEXt' of 3 bytes, expected IHDR of 13 bytes$",
     ),
     "png of 3 bits": (make.raw_png(PIXELS, 3, 2), "^png: colour type 2 with 3 bits per sample$"),
     "png of no size": (forged_png(0), "^png: 0x0 pixels$"),

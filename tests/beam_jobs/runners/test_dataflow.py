@@ -215,7 +215,7 @@ def test_work_files_on_this_machine_are_refused(no_network, tmp_path, stage):
 
 
 def test_a_bill_adds_up():
-    found = cost_estimate.dataflow_bill(work(core_seconds=36_000.0), POOL, 0.05)
+    found = cost_estimate.estimate_dataflow_resources(work(core_seconds=36_000.0), POOL, 0.05)
     seconds = 36_000 / 0.7 / 40 + 600
     assert found.values["workers"] == 10
     assert found.values["seconds"] == pytest.approx(seconds, rel=0.01)
@@ -229,11 +229,15 @@ def test_a_bill_adds_up():
 
 
 def test_there_are_no_more_workers_than_work_for_them():
-    assert cost_estimate.dataflow_bill(work(buckets=3, shards={"train": 9}), POOL, 0).values["workers"] == 1
-    assert cost_estimate.dataflow_bill(work(buckets=9, shards={"train": 9}), POOL, 0).values["workers"] == 3
+    assert (
+        cost_estimate.estimate_dataflow_resources(work(buckets=3, shards={"train": 9}), POOL, 0).values["workers"] == 1
+    )
+    assert (
+        cost_estimate.estimate_dataflow_resources(work(buckets=9, shards={"train": 9}), POOL, 0).values["workers"] == 3
+    )
 
 
 def test_money_is_stated_only_where_there_is_a_price():
-    free = options().bill(work())
+    free = options().estimate_resources(work())
     assert ("cost" in free.values, free.lines["cost"]) == (False, "")
-    assert options(vcpu_hour_price=0.06).bill(work()).values["cost"] > 0
+    assert options(vcpu_hour_price=0.06).estimate_resources(work()).values["cost"] > 0

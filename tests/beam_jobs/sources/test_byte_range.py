@@ -12,7 +12,7 @@ from beam_jobs.sources.image_reader import Slice
         {"path": ""},
         {"path": "12:x", "feature": "käse:5:"},
         {"offset": 1 << 60, "length": 0},
-        {"method": "example", "feature": "f", "packing": "gzip"},
+        {"method": "example", "feature": "f", "compression": "gzip"},
     ],
 )
 def test_a_slice_is_read_back_from_its_text(fields):
@@ -23,7 +23,7 @@ def test_a_slice_is_read_back_from_its_text(fields):
 def test_the_text_is_that_of_the_tables_on_disk():
     stored = Slice(method="stored", offset=512, length=99, path="shards/0.tar")
     assert stored.text == "stored:512:99:0:shards/0.tar"
-    example = Slice(method="example", offset=12, length=9, path="x", feature="image/encoded", packing="gzip")
+    example = Slice(method="example", offset=12, length=9, path="x", feature="image/encoded", compression="gzip")
     assert example.text == "example+gzip:12:9:13:image/encodedx"
 
 

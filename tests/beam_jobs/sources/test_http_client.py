@@ -42,7 +42,7 @@ def test_a_redirect_to_nowhere_is_a_failure(server, where):
     server.pages["/x"] = status(302, **where)
     reason, detail = failure(server, "/x")
     assert reason == RejectReason.NOT_FETCHED
-    assert where or detail == "HOST answers 302; 1 attempt"
+    assert where or detail == "HOST returned HTTP 302; 1 attempt"
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_spool_lies_in_the_work_directory(tmp_path):
 def test_offsets_in_a_compressed_container_are_those_of_what_it_unpacks_to(base):
     payload = example(image=("bytes", [b"pixels"]))
     put(base, gzip.compress(bytes(5000) + payload))
-    reader, fields = Reader(base=base, max_bytes=10**6), {"packing": "gzip"}
+    reader, fields = Reader(base=base, max_bytes=10**6), {"compression": "gzip"}
     stored = text("stored", 5000, len(payload), **fields)
     feature = text("example", 5000, len(payload), feature="image", **fields)
     assert [reader.read("x", piece) for piece in (stored, feature, stored)] == [payload, b"pixels", payload]
@@ -169,7 +169,7 @@ def test_offsets_in_a_compressed_container_are_those_of_what_it_unpacks_to(base)
 def test_a_compressed_container_that_cannot_be_unpacked_stops_the_work(tmp_path):
     put(str(tmp_path), b"\x1f\x8b\x08 no more gzip than that")
     with pytest.raises(SourceError, match="box cannot be unpacked past byte 0 of its content: "):
-        Reader(base=str(tmp_path), max_bytes=99).read("x", text("stored", 0, 4, packing="gzip"))
+        Reader(base=str(tmp_path), max_bytes=99).read("x", text("stored", 0, 4, compression="gzip"))
 
 
 @pytest.mark.parametrize(

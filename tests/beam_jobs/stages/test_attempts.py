@@ -101,7 +101,7 @@ def test_two_attempts_at_a_shard_leave_the_file_of_one(place, stages):
     for seed in seeds_of(place):
         out = storage.join(place, str(seed))
         one = replace(stages.task, out=out, reader=replace(stages.task.reader, work=storage.join(out, "_work")))
-        other = replace(one, moments=False)  # as of a worker with other code: its records are not the same
+        other = replace(one, channel_statistics=False)  # as of a worker with other code: its records are not the same
         folder = storage.join(out, "Split-train")
 
         def look(folder: str = folder) -> None:

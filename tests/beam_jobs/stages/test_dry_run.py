@@ -111,11 +111,11 @@ def test_only_what_is_new_is_counted_when_images_are_added(photos, dataset, tmp_
 
 def test_the_time_holds_that_of_the_start(photos, tmp_path):
     work = work_of(photos, tmp_path / "out")
-    here = estimate(options(photos, tmp_path / "out", threads=1), local.Options()).bill
+    here = estimate(options(photos, tmp_path / "out", threads=1), local.Options()).resources
     assert here.values["seconds"] == pytest.approx(cost_estimate.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
     assert here.lines["time"].startswith("12 s, of which 12 s are starting, on 1 cores")
-    there = flink.Options(parallelism=1).bill(work)
-    assert (there.values["cores"], flink.Options(parallelism=7).bill(work).values["cores"]) == (1, 7)
+    there = flink.Options(parallelism=1).estimate_resources(work)
+    assert (there.values["cores"], flink.Options(parallelism=7).estimate_resources(work).values["cores"]) == (1, 7)
     assert there.values["start_seconds"] == cost_estimate.FLINK_START_SECONDS > cost_estimate.LOCAL_START_SECONDS
     assert there.values["seconds"] == pytest.approx(cost_estimate.FLINK_START_SECONDS + work.core_seconds, rel=0.01)
 

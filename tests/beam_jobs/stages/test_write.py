@@ -279,7 +279,7 @@ def test_a_record_has_no_more_bytes_than_readers_believe(prepare, monkeypatch, s
     ("label", "fields", "names"),
     [
         ("", {"label_kind": "none", "labels": ()}, (record.LABEL, record.TEXT)),
-        ("ant", {"moments": False}, (record.MEAN_RGB, record.VAR_RGB)),
+        ("ant", {"channel_statistics": False}, (record.MEAN_RGB, record.VAR_RGB)),
     ],
     ids=["labels", "moments"],
 )

@@ -22,36 +22,36 @@ PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zlib
 DATA = os.urandom(3_000_000)
 
 
-def unpacked(path: object, packing: str) -> bytes:
-    return Path(decompress.plain_path(str(path), packing)).read_bytes()
+def unpacked(path: object, compression: str) -> bytes:
+    return Path(decompress.decompressed_path(str(path), compression)).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("packing", "data"),
+    ("compression", "data"),
     [*(("gzip", DATA), ("bzip2", DATA), ("xz", DATA), ("zlib", DATA), ("gzip", b""))],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
-def test_a_plain_copy_holds_what_was_packed(tmp_path, packing, data):
+def test_a_plain_copy_holds_what_was_packed(tmp_path, compression, data):
     path = tmp_path / "box"
-    path.write_bytes(PACK[packing](data))
-    assert unpacked(path, packing) == data
+    path.write_bytes(PACK[compression](data))
+    assert unpacked(path, compression) == data
 
 
-@pytest.mark.parametrize(("packing", "padding"), [("gzip", 0), ("bzip2", 0), ("xz", 0), ("xz", 4), ("xz", 65536)])
-def test_streams_joined_into_one_file_are_unpacked_together(tmp_path, packing, padding):
+@pytest.mark.parametrize(("compression", "padding"), [("gzip", 0), ("bzip2", 0), ("xz", 0), ("xz", 4), ("xz", 65536)])
+def test_streams_joined_into_one_file_are_unpacked_together(tmp_path, compression, padding):
     path = tmp_path / "box"
-    path.write_bytes(PACK[packing](b"one") + bytes(padding) + PACK[packing](b"two") + bytes(padding))
-    assert unpacked(path, packing) == b"onetwo"
+    path.write_bytes(PACK[compression](b"one") + bytes(padding) + PACK[compression](b"two") + bytes(padding))
+    assert unpacked(path, compression) == b"onetwo"
 
 
-@pytest.mark.parametrize(("packing", "data"), [("gzip", b"data"), ("bzip2", b"data"), ("bzip2", b""), ("xz", b"")])
-def test_packings_are_known_by_their_first_bytes(packing, data):
-    assert decompress.detect_packing(PACK[packing](data)[:10]) == packing
+@pytest.mark.parametrize(("compression", "data"), [("gzip", b"data"), ("bzip2", b"data"), ("bzip2", b""), ("xz", b"")])
+def test_packings_are_known_by_their_first_bytes(compression, data):
+    assert decompress.detect_compression(PACK[compression](data)[:10]) == compression
 
 
 @pytest.mark.parametrize("head", [b"", b"\x1f", b"BZh9.jpg\0\0", zlib.compress(b"x")])
 def test_other_files_are_not_taken_for_packed(head):
-    assert decompress.detect_packing(head[:10]) == ""
+    assert decompress.detect_compression(head[:10]) == ""
 
 
 @pytest.mark.parametrize("level", [0, 9])
@@ -68,7 +68,7 @@ def test_a_disk_or_a_store_that_fails_damages_no_container_and_is_asked_again(tm
     (tmp_path / "box").symlink_to("/proc/self/mem")  # no process can read its first byte
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output error"):
-            decompress.plain_path(str(tmp_path / "box"), "gzip")
+            decompress.decompressed_path(str(tmp_path / "box"), "gzip")
     (tmp_path / "box").unlink()
     (tmp_path / "box").write_bytes(gzip.compress(b"data"))
     assert unpacked(tmp_path / "box", "gzip") == b"data"
@@ -79,7 +79,7 @@ def test_threads_share_one_copy(tmp_path):
     path.write_bytes(gzip.compress(DATA))
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(decompress.plain_path(str(path), "gzip"))) for _ in range(8)
+        threading.Thread(target=lambda: found.append(decompress.decompressed_path(str(path), "gzip"))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -90,63 +90,66 @@ def test_threads_share_one_copy(tmp_path):
     assert Path(found[0]).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_container_that_changed_is_unpacked_again(tmp_path, fresh):
+@pytest.mark.parametrize("check_for_changes", [True, False])
+def test_a_compressed_file_that_changed_is_unpacked_again(tmp_path, check_for_changes):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(b"one", mtime=0))
     assert unpacked(path, "gzip") == b"one"
     path.write_bytes(gzip.compress(b"two", mtime=0))
     os.utime(path, ns=(1, 2))
-    assert Path(decompress.plain_path(str(path), "gzip", fresh=fresh)).read_bytes() == b"two"
+    assert (
+        Path(decompress.decompressed_path(str(path), "gzip", check_for_changes=check_for_changes)).read_bytes()
+        == b"two"
+    )
 
 
 def test_a_remote_container_is_asked_whether_it_changed_only_when_that_is_wanted(tmp_path):
     (tmp_path / "box").write_bytes(gzip.compress(b"one", mtime=0))
     path = f"{SCHEME}://{tmp_path}/box"
-    first = decompress.plain_path(path, "gzip", fresh=False)
+    first = decompress.decompressed_path(path, "gzip", check_for_changes=False)
     assert Path(first).read_bytes() == b"one"
     (tmp_path / "box").write_bytes(gzip.compress(b"longer", mtime=0))
-    assert decompress.plain_path(path, "gzip", fresh=False) == first
+    assert decompress.decompressed_path(path, "gzip", check_for_changes=False) == first
     assert unpacked(path, "gzip") == b"longer"
-    assert Path(decompress.plain_path(path, "gzip", fresh=False)).read_bytes() == b"longer"
+    assert Path(decompress.decompressed_path(path, "gzip", check_for_changes=False)).read_bytes() == b"longer"
 
 
-@pytest.mark.parametrize("packing", decompress.PACKINGS)
-def test_a_container_that_is_cut_short_is_refused_with_the_place(tmp_path, packing):
+@pytest.mark.parametrize("compression", decompress.COMPRESSIONS)
+def test_a_compressed_file_that_is_cut_short_is_refused_with_the_place(tmp_path, compression):
     path = tmp_path / "box"
-    path.write_bytes(PACK[packing](DATA)[:-500_000])
+    path.write_bytes(PACK[compression](DATA)[:-500_000])
     with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte [12]\d{{6}} of its content: ."):
-        decompress.plain_path(str(path), packing)
+        decompress.decompressed_path(str(path), compression)
 
 
-@pytest.mark.parametrize("packing", ["bzip2", "zlib"])
-def test_a_damaged_container_is_refused_every_time(tmp_path, packing):
+@pytest.mark.parametrize("compression", ["bzip2", "zlib"])
+def test_a_damaged_file_is_refused_every_time(tmp_path, compression):
     path = tmp_path / "box"
-    packed = PACK[packing](DATA)
+    packed = PACK[compression](DATA)
     path.write_bytes(packed[:2_000_000] + bytes(100) + packed[2_000_100:])
     for _ in range(2):
         with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte \d+ of its content: ."):
-            decompress.plain_path(str(path), packing)
+            decompress.decompressed_path(str(path), compression)
 
 
-def test_a_container_that_was_refused_is_not_unpacked_again_for_each_image(tmp_path):
+def test_a_compressed_file_that_was_refused_is_not_unpacked_again_for_each_image(tmp_path):
     path = tmp_path / "box"
     good = gzip.compress(b"data")
     for content in (bytes(len(good)), good):  # the same size and time: the same file, as far as anyone looks
         path.write_bytes(content)
         os.utime(path, ns=(1, 2))
         with pytest.raises(SourceError, match="cannot be unpacked past byte 0"):
-            decompress.plain_path(str(path), "gzip")
+            decompress.decompressed_path(str(path), "gzip")
 
 
-@pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz"])
-def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
+@pytest.mark.parametrize("compression", ["gzip", "bzip2", "xz"])
+def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, compression):
     path = tmp_path / "box"
-    packed = PACK[packing](bytes(60 << 20))
+    packed = PACK[compression](bytes(60 << 20))
     path.write_bytes(packed)
     message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes; it is refused as a decompression bomb"
     with pytest.raises(SourceError, match=message):
-        decompress.plain_path(str(path), packing)
+        decompress.decompressed_path(str(path), compression)
 
 
 def with_dictionary(packed: bytes, size: int) -> bytes:
@@ -165,14 +168,14 @@ def test_xz_takes_no_more_memory_than_its_limit(tmp_path, size, message):
         assert unpacked(path, "xz") == DATA
         return
     with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte 0 of its content: .*{message}"):
-        decompress.plain_path(str(path), "xz")
+        decompress.decompressed_path(str(path), "xz")
 
 
 def test_bytes_after_the_last_xz_stream_are_damage(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(lzma.compress(b"one") + b"more")
     with pytest.raises(SourceError, match="cannot be unpacked past byte 3 of its content"):
-        decompress.plain_path(str(path), "xz")
+        decompress.decompressed_path(str(path), "xz")
 
 
 def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
@@ -180,7 +183,7 @@ def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b"data"))
     monkeypatch.setattr(decompress, "SPARE_BYTES", shutil.disk_usage(tmp_path).total)
     with pytest.raises(SourceError, match=r"MiB are free and \d+ MiB must stay free; set TMPDIR to a larger disk"):
-        decompress.plain_path(str(path), "gzip")
+        decompress.decompressed_path(str(path), "gzip")
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -199,7 +202,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))\n"
         "try:\n"
-        f"    decompress.plain_path({str(path)!r}, 'gzip')\n"
+        f"    decompress.decompressed_path({str(path)!r}, 'gzip')\n"
         "except decompress.SourceError as error:\n"
         f"    print(error, [files for _, _, files in os.walk({str(tmp_path / 'tmp')!r}) if files])\n"
     )
@@ -215,7 +218,7 @@ def test_copies_go_when_the_process_ends_but_not_when_one_it_forked_does(tmp_pat
     code = (
         "import os, sys\n"
         "from beam_jobs.storage import decompress\n"
-        f"copy = decompress.plain_path({str(path)!r}, 'gzip')\n"
+        f"copy = decompress.decompressed_path({str(path)!r}, 'gzip')\n"
         "child = os.fork()\n"
         "if not child:\n"
         "    sys.exit()\n"
@@ -231,7 +234,7 @@ def test_a_stamp_is_size_and_time(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(b"12345")
     os.utime(path, ns=(1, 7_000_000_000))
-    assert decompress.stamp(str(path)) == (5, 7_000_000_000)
-    assert decompress.stamp(f"{SCHEME}://{path}") == (5, 0)  # this store lists no times
+    assert decompress.read_size_and_mtime(str(path)) == (5, 7_000_000_000)
+    assert decompress.read_size_and_mtime(f"{SCHEME}://{path}") == (5, 0)  # this store lists no times
     with pytest.raises(OSError, match="none"):
-        decompress.stamp(str(tmp_path / "none"))
+        decompress.read_size_and_mtime(str(tmp_path / "none"))

@@ -37,20 +37,20 @@ def values_of(feature) -> list:
     ],
 )
 def test_user_columns(extra, expected, owners):
-    found = features(images(extra), "single", moments=True)["extra/x"]
+    found = features(images(extra), "single", channel_statistics=True)["extra/x"]
     assert values_of(found) == expected
     assert found.owners.tolist() == owners
 
 
 def test_a_missing_number_is_not_a_number_and_as_a_category_missing():
-    found = features(images(['{"x": 1}', "{}"]), "single", moments=True)["extra/x"]
+    found = features(images(['{"x": 1}', "{}"]), "single", channel_statistics=True)["extra/x"]
     assert np.isnan(found.values[1])
     assert values_of(found.as_categories()) == ["1", "(missing)"]
 
 
 def test_every_label_of_an_image_counts_and_one_without_labels_is_missing():
     said = ['{"labels": ["a", "b"]}', '{"labels": []}', "", '{"labels": null}']
-    found = features(images(annotations=said), "multi", moments=True)["image/class/text"]
+    found = features(images(annotations=said), "multi", channel_statistics=True)["image/class/text"]
     assert values_of(found) == ["a", "b", "(missing)", "(missing)", "(missing)"]
     assert values_of(found.select(np.array([True, False, False, True]))) == ["a", "b", "(missing)"]
 

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LABELS = [0, 1] * 20
 DROPPED = "the accuracy 0.9000 is more than evaluate.max_drop 0.04 below that of the previous model"
 CHANCE = (
-    "the accuracy 0.7750 may be chance: the lower end 0.6250 of its interval is not above 0.6500, the share of the "
-    "largest class (evaluate.above_largest_class)"
+    "the accuracy 0.7750 may be chance: the lower end 0.6250 of its confidence interval is not above 0.6500, the share "
+    "of the largest class (evaluate.above_largest_class)"
 )
 
 

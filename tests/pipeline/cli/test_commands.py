@@ -45,7 +45,10 @@ WRONG = [
     ("ingest photos --out o --shard-size 3", "'--shard-size'; did you mean --shards? see `feedline ingest --help`"),
     ("ingest photos --out o --splits a-b=1", "split name 'a-b' is not allowed"),
     ("ingest photos --out o --duplicates maybe", "'maybe'; known are keep, drop, report; see `feedline ingest --help`"),
-    ("ingest photos --out o --side-px 64", "--side-px is of no use to --policy copy; give --policy resize or raw too"),
+    (
+        "ingest photos --out o --side-px 64",
+        "--side-px has no effect with --policy copy; give --policy resize or raw too",
+    ),
     ("ingest photos --out o --near-distance 2", "give --near-duplicates report or group or drop too"),
     ("ingest photos --out o --overwrite --append", "overwrite and append exclude one another; give one of them"),
     ("ingest photos --out o --append", "o holds no dataset to add to; leave --append out to make one"),
@@ -147,7 +150,7 @@ def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(pla
     assert run("ingest photos --out o --splits train=0.5,eval=0.5".split()) == 0
     capsys.readouterr()
     assert run("ingest photos --out o --append --side-px 256".split()) == 2
-    assert capsys.readouterr().err == "feedline: error: --side-px is of no use to --policy copy; leave it out\n"
+    assert capsys.readouterr().err == "feedline: error: --side-px has no effect with --policy copy; leave it out\n"
 
 
 def test_class_folders_without_a_good_image_are_named(place, capsys):

@@ -50,7 +50,7 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["duplicates"] == "none"
     assert lines["schema"] == "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
     assert lines["anomalies"] == "0 in train, 2 in eval"
-    assert lines["accuracy"] == "0.5000, 95 % interval 0.4038 to 0.5962, on 100 images"
+    assert lines["accuracy"] == "0.5000, 95 % confidence interval 0.4038 to 0.5962, on 100 images"
     assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
     assert lines["waited"] == "1.2% of the time of the training steps for input"
     assert lines["cache"] == "1 of 2 components served from it"
@@ -66,7 +66,10 @@ def test_text_says_what_a_user_wants_to_know(summary):
             "model        not pushed: loss is nan after step 7; another",
         ),
         ({"findings": ("drift: image/brightness in train: 0.4",)}, "gate         only reports: drift: image"),
-        ({"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)}, "before       0.7500, 95 % interval"),
+        (
+            {"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)},
+            "before       0.7500, 95 % confidence interval",
+        ),
         ({"schema_named": True}, "schema       inferred, because the file did not exist; review it"),
     ],
 )

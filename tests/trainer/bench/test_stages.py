@@ -58,7 +58,7 @@ def test_the_pool_holds_the_files_of_the_split(photographs):
 def test_an_image_that_comes_again_draws_anew(photographs):
     stages = stages_of(photographs, train_ops=FUSED)
     one = tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)).take(1)
-    pixels = list(stages.run(stages.parse(one).cache().repeat(64), stages.source.choices.image_ops).as_numpy_iterator())
+    pixels = list(stages.run(stages.parse(one).cache().repeat(64), stages.source.plan.image_ops).as_numpy_iterator())
     assert len(set(pixels[0])) > 1
 
 
@@ -85,7 +85,7 @@ def test_every_stage_runs_for_ever_and_counts_images(request, data, chain):
 def test_crops_of_one_image_count_as_images(photographs):
     stages = stages_of(photographs, train_ops="decode|resize(32)|multi_crop(16, 2)")
     subjects = {subject.name: subject for subject in stages.isolated_subjects()}
-    outputs = stages.source.choices.crops
+    outputs = stages.source.plan.crops
     assert outputs > 1
     assert next(subjects["parse"].start()) == 64 * outputs
     assert next(subjects["batch"].start()) == 8
@@ -176,4 +176,4 @@ def test_stored_pixels_have_a_bare_read_as_limit(raw):
 
 
 def test_a_cache_that_decides_itself_is_none_here(photographs):
-    assert prepare(str(photographs), "train", options(cache="auto")).source.choices.cache.kind == "none"
+    assert prepare(str(photographs), "train", options(cache="auto")).source.plan.cache.kind == "none"

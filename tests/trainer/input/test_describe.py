@@ -8,7 +8,7 @@ import pytest
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import RANDOM, options
 from trainer.input.order import Order
-from trainer.input.plan import describe, make_choices, measure_shuffle, memory_bytes
+from trainer.input.plan import describe, make_plan, measure_shuffle, memory_bytes
 from trainer.input.position import Host
 
 
@@ -21,7 +21,7 @@ def lines(
 
 
 def memory(directory: Path, **values) -> dict[str, float]:
-    return memory_bytes(make_choices(str(directory), "train", options(**values), True, epochs=2))
+    return memory_bytes(make_plan(str(directory), "train", options(**values), True, epochs=2))
 
 
 def test_records_are_counted_with_their_size_and_their_files(noise, tmp_path):
@@ -65,11 +65,11 @@ def test_ops_batches_and_device_are_named(noise):
 
 
 def test_every_buffer_has_its_bytes(noise):
-    choices = make_choices(str(noise), "train", options(train_ops=RANDOM), True, epochs=2)
+    plan = make_plan(str(noise), "train", options(train_ops=RANDOM), True, epochs=2)
     image, stored = 8 * 8 * 3, 12 * 12 * 3
-    assert memory_bytes(choices) == {
-        "windows": pytest.approx(2 * 61 * choices.index.record_bytes),  # the whole split is less than the budget
-        "parsed": pytest.approx(3 * 64 * choices.index.record_bytes),
+    assert memory_bytes(plan) == {
+        "windows": pytest.approx(2 * 61 * plan.index.record_bytes),  # the whole split is less than the budget
+        "parsed": pytest.approx(3 * 64 * plan.index.record_bytes),
         "images": 2 * (stored + image) + image,
         "batches": 4 * 1 * image,
         "cache": 0,

@@ -9,13 +9,13 @@ from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
 from trainer.input.checks import check_room
 from trainer.input.mixture import make_mixture
-from trainer.input.plan import make_choices
+from trainer.input.plan import make_plan
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset
 
 
 def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values):
-    return make_choices(str(directory), "train", options(**values), training, epochs, host)
+    return make_plan(str(directory), "train", options(**values), training, epochs, host)
 
 
 def place(cache, directory) -> dict[str, str]:

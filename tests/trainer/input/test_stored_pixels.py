@@ -16,7 +16,7 @@ from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
 from trainer.input.parse import DecodeRaw, DecodeSized, adapt_ops_to_records
-from trainer.input.plan import make_choices
+from trainer.input.plan import make_plan
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import Decode, DecodeRandomCrop, Flip, RandomCropResize
@@ -81,8 +81,8 @@ def test_kept_pixels_are_never_taken_apart_image_by_image(raw):
 def test_whole_batches_hold_what_single_images_do(raw):
     given = options(image_side_px=24, batch_size=5, train_ops="decode", shuffle_mb=0.05)
     one_by_one = options(image_side_px=24, batch_size=5, train_ops="decode|resize(24)", shuffle_mb=0.05)
-    assert make_choices(str(raw), "train", given, True).vectorised
-    assert not make_choices(str(raw), "train", one_by_one, True).vectorised
+    assert make_plan(str(raw), "train", given, True).vectorised
+    assert not make_plan(str(raw), "train", one_by_one, True).vectorised
     for more in ({"epochs": 3}, {"epochs": 2, "host": Host()}):
         assert batches(make_dataset(str(raw), "train", given, True, **more)) == batches(
             make_dataset(str(raw), "train", one_by_one, True, **more)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from beam_jobs.dataset import tfrecord
 from trainer.input.order import Order, RecordIndex
 from trainer.input.position import Host
-from trainer.input.windowed_reader import ENDLESS, plan_windows, read_in_order, read_windows, serve_windows
+from trainer.input.windowed_reader import ENDLESS, plan_data_service_windows, plan_windows, read_in_order, read_windows
 from trainer.options import InputOptions
 
 RECORDS, SHARDS = 1000, 5
@@ -112,12 +112,12 @@ def test_hosts_take_turns_over_the_seams_of_epochs_wherever_they_start(records, 
 )
 def test_a_service_is_dealt_the_same_windows(order, host):
     begin, end = order.records + 5, 3 * order.records - 2
-    assert planned(order, begin, end, host, make=serve_windows) == planned(order, begin, end, host)
+    assert planned(order, begin, end, host, make=plan_data_service_windows) == planned(order, begin, end, host)
 
 
 def test_a_service_can_go_on_forever():
     order = order_of(100, window=4)
-    endless = serve_windows(order, 350, ENDLESS, Host()).take(9)
+    endless = plan_data_service_windows(order, 350, ENDLESS, Host()).take(9)
     numbers = [number for window in endless.as_numpy_iterator() for number in window.numbers.tolist()]
     assert numbers == [number for number, _ in whole(order, 7)[350 : 350 + len(numbers)]]
     assert len(numbers) > 200

@@ -59,7 +59,8 @@ def test_without_a_tpu_one_line_says_what_is_missing(monkeypatch):
 )
 def test_a_batch_that_the_replicas_cannot_share_names_the_nearest_sizes(batch_size, replicas, nearest):
     with pytest.raises(
-        OptionError, match=f"^batch_size is {batch_size}; {replicas} replicas .* the nearest {nearest}$"
+        OptionError,
+        match=f"^batch_size {batch_size} is not divisible by the {replicas} replicas; the nearest {nearest}$",
     ):
         share_batch(batch_size, replicas)
     assert share_batch(8, 8) == 1
@@ -106,8 +107,8 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
             "cluster of TF_CONFIG names a:1 twice; every worker needs a different address",
         ),
         (config(type="chief"), "task.type of TF_CONFIG is 'chief'; it must be one of worker"),
-        (config(index=2), "task.index of TF_CONFIG is 2; of 2 worker it must be 0 to 1"),
-        (config(index=True), "task.index of TF_CONFIG is True; of 2 worker"),
+        (config(index=2), "task.index of TF_CONFIG is 2; the cluster has 2 tasks of type worker, so it must be 0 to 1"),
+        (config(index=True), "task.index of TF_CONFIG is True; the cluster has 2 tasks of type worker"),
     ],
 )
 def test_a_wrong_cluster_is_one_line_that_names_the_part(monkeypatch, value, message):
