@@ -253,7 +253,7 @@ def edit_unseen(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "detail", "left"),
     [
-        (edit_unseen, "the file is not the one that was examined", 8),
+        (edit_unseen, "the file differs from the examined file", 8),
         (Path.unlink, "No such file or directory", 7),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_name_and_password_are_sent_to_their_host_and_shown_to_nobody(server):
 @pytest.mark.parametrize(("code", "attempts"), [(404, "1 attempt"), (429, "4 attempts"), (500, "4 attempts")])
 def test_only_an_answer_that_may_pass_is_asked_for_again(server, code, attempts):
     server.pages["/x"] = status(code)
-    assert failure(server, "/x", retries=3) == (RejectReason.NOT_FETCHED, f"HOST answers {code}; {attempts}")
+    assert failure(server, "/x", retries=3) == (RejectReason.NOT_FETCHED, f"HOST returned HTTP {code}; {attempts}")
     assert server.seen["/x"] == int(attempts[0])
 
 
