@@ -311,7 +311,11 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
         ({"kubeflow": {"pipeline_root": ""}}, "p.yaml", "root is '/work'; containers of TFX share artifacts through a"),
         ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it must have 1 to 128 characters"),
         ({}, "pipeline.txt", "--out pipeline.txt must end in .yaml"),
-        ({"gate": {"drift_limits": {"brightness": 0.1}}}, "p.yaml", "gate.drift_limits is {'brightness': 0.1}, and on"),
+        (
+            {"gate": {"drift_limits": {"brightness": 0.1}}},
+            "p.yaml",
+            "gate.drift_limits is {'brightness': 0.1}, and Kubeflow looks up no earlier dataset",
+        ),
         (
             {"evaluate": {"max_drop": 0.1}},
             "p.yaml",
