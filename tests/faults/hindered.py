@@ -20,7 +20,7 @@ Files = dict[str, "bytes | None"]
 
 # No reject is allowed, so that the room for the dataset is known before an image is opened.
 ARGUMENTS = ("--shards", 2, "--threads", 2, "--max-reject-ratio", 0)
-_NEEDED = re.compile(r"about [\d,.]+ (bytes|MB) are needed")
+_NEEDED = re.compile(r"about [\d,.]+ (bytes|kB|MB|GB) are needed")
 
 
 def around(out: Path) -> Files:

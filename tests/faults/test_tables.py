@@ -318,7 +318,7 @@ def test_what_is_no_coco_json(fault, ingests: Worker, folder: Path):
     texts |= dict.fromkeys(["[]", "null"], "t.json is not COCO instances json: it must have a list 'images'")
     for part in _FIELDS:
         for value in (None, {}, "x", 7):
-            texts[json.dumps({**_coco(), part: value})] = f"it needs a list {part!r}"
+            texts[json.dumps({**_coco(), part: value})] = f"it must have a list {part!r}"
     for value in ([[]], [None]):
         texts[json.dumps({**_coco(), "images": value})] = "has no image with a field 'file_name'"
         texts[json.dumps({**_coco(), "categories": value})] = "it must have an id and a name"

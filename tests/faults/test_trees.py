@@ -136,7 +136,7 @@ def test_links(fault, ingests: Worker, tree: Path, tmp_path: Path):
     for name in ("cat/far", "far"):
         (tree / name).symlink_to(outside)
         found = ingests.ingest(tree, tmp_path / "two")
-        found.judge(row, f"a folder {name} that leads out", code=2, says="leads out")
+        found.judge(row, f"a folder {name} that leads out", code=2, says="points outside the source")
         (tree / name).unlink()
 
 
