@@ -112,7 +112,7 @@ class GateLimits(Options):
         for kind in KINDS:
             _check_features(f"{kind}_limits", getattr(self, f"{kind}_limits"))
 
-    def feature_limit(self, kind: str, measure: str, feature: str) -> float:
+    def limit_of(self, kind: str, measure: str, feature: str) -> float:
         """Returns the limit of one feature.
 
         Args:

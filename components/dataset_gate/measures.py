@@ -313,7 +313,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
         value = float(MEASURES[measure](shares(first), shares(second)))
         sizes = (effective_size(one.owners, baseline.dataset.units), effective_size(other.owners, side.dataset.units))
         sampling_value = sampling(measure, first, second, sizes)
-        limit = limits.feature_limit(kind, measure, name)
+        limit = limits.limit_of(kind, measure, name)
         sides = (baseline.name, "this dataset" if kind == "drift" else side.name)
         is_number = one.names is None
         yield Result(
@@ -334,7 +334,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
 def make_finding(result: Result, limits: GateLimits) -> Finding:
     """Returns the finding of a comparison whose value exceeds its limit."""
     item = result.comparison
-    limit = limits.feature_limit(item.kind, item.measure, item.feature)
+    limit = limits.limit_of(item.kind, item.measure, item.feature)
     setting = f"gate.max_{item.kind}_{item.measure}, or only gate.{item.kind}_limits of {short_name(item.feature)}"
     return Finding(
         check=item.kind,

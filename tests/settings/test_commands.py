@@ -412,8 +412,8 @@ def set_by(option: str, run: Run) -> str | None:
     values = []
     for words in (source, [*(source if option != "--dataset" else []), *words_of(option)]):
         ran = run(shlex.join(["run", "--root", "work", *words, "--show-config", "--json"]))
-        if ran.code == 2 and f'"{key.split(".")[-1]} is {words[-1]}; ' in ran.err:
-            return key  # the value is set, and the rest of a pipeline refuses it
+        if option == "--facts" and ran.code == 2 and f" ({key} from option {option})" in ran.err:
+            return key  # a pipeline refuses its only other value, and says where it comes from
         found = ran.json
         values.append(functools.reduce(lambda node, name: node.get(name), key.split("."), found["settings"]))
     return key if values[0] != values[1] and found["origin"][key] == f"option {option}" else None

@@ -143,10 +143,10 @@ def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None
     """
     free = free_bytes()
     batch = images * options.image_side_px**2 * 3 * value_bytes
-    needed = options.batches_in_memory * batch
+    needed = options.batches_held * batch
     if needed > free:
         raise OptionError(
-            f"batch_size is {options.batch_size}: {options.batches_in_memory} batches of {size(batch)}"
+            f"batch_size is {options.batch_size}: {options.batches_held} batches of {size(batch)}"
             f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {size(free)} are free; with "
             f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed} images fit"
         )

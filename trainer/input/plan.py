@@ -304,7 +304,7 @@ def memory_bytes(plan: InputPlan) -> dict[str, float]:
         "windows": 0.0 if plan.cache.kind == "memory" else window,
         "parsed": (options.thread_count + 1) * options.parse_batch * plan.index.record_bytes,
         "images": options.thread_count * (decoded + image * plan.crops) + plan.group * plan.crops * image,
-        "batches": options.batches_in_memory * plan.batch_bytes,
+        "batches": options.batches_held * plan.batch_bytes,
         "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and its intermediates
         "cache": float(FILL_FACTOR * plan.cache.bytes) if plan.cache.kind == "memory" else 0.0,
     }

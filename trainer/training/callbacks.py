@@ -29,7 +29,7 @@ from beam_jobs.errors import OptionError, TrainingDiverged
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainOptions
 from trainer.training.checkpoint import Progress
-from trainer.training.optimizers import averaged, copy_values, restore_values
+from trainer.training.optimizers import copy_values, exported_weights, restore_values
 
 
 class WaitMeter:
@@ -299,12 +299,6 @@ class AverageWeights(keras.callbacks.Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
         restore_values(self.model, self._weights)
-
-
-def exported_weights(model: keras.Model) -> list[np.ndarray]:
-    """Returns the weights for evaluation and export, in the order of `model.weights`."""
-    with averaged(model):
-        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
 
 
 class BestEpoch(keras.callbacks.Callback):

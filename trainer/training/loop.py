@@ -31,11 +31,10 @@ from trainer.training.callbacks import (
     History,
     Profile,
     WaitMeter,
-    exported_weights,
 )
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
-from trainer.training.optimizers import make_optimizer
+from trainer.training.optimizers import exported_weights, make_optimizer
 from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -116,6 +116,12 @@ def averaged(model: keras.Model) -> Iterator[None]:
         restore_values(model, weights)
 
 
+def exported_weights(model: keras.Model) -> list[np.ndarray]:
+    """Returns the weights for evaluation and export, in the order of `model.weights`."""
+    with averaged(model):
+        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+
+
 def copy_values(model: keras.Model) -> list[np.ndarray]:
     """Returns copies of the trainable weights: on a CPU an array of Keras may share the memory of its variable."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.trainable_variables]

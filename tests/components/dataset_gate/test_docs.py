@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "gates.md").read_text(encoding="utf
 def test_the_example_is_a_configuration():
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
     gate = build(yaml.safe_load(example)).gate
-    assert gate.feature_limit("drift", "jensen_shannon", "image/brightness") == 0.2
+    assert gate.limit_of("drift", "jensen_shannon", "image/brightness") == 0.2
 
 
 def test_every_limit_is_listed_with_its_default():

@@ -41,11 +41,11 @@ def test_what_makes_no_sense_is_refused(values, message):
 @pytest.mark.parametrize("name", ["brightness", "image/brightness"])
 def test_a_feature_may_have_a_limit_of_its_own(name):
     limits = GateLimits(max_drift_jensen_shannon=0.4, drift_limits={name: 0.2, "class": 0.1, "extra/age": 0.6})
-    assert limits.feature_limit("drift", "jensen_shannon", "image/brightness") == 0.2
-    assert limits.feature_limit("drift", "l_infinity", "image/class/text") == 0.1
-    assert limits.feature_limit("drift", "jensen_shannon", "extra/age") == 0.6
-    assert limits.feature_limit("drift", "jensen_shannon", "image/bytes") == 0.4
-    assert limits.feature_limit("skew", "jensen_shannon", "image/brightness") == 0.3
+    assert limits.limit_of("drift", "jensen_shannon", "image/brightness") == 0.2
+    assert limits.limit_of("drift", "l_infinity", "image/class/text") == 0.1
+    assert limits.limit_of("drift", "jensen_shannon", "extra/age") == 0.6
+    assert limits.limit_of("drift", "jensen_shannon", "image/bytes") == 0.4
+    assert limits.limit_of("skew", "jensen_shannon", "image/brightness") == 0.3
 
 
 def test_zero_is_allowed():

@@ -34,7 +34,7 @@ class Failed(DataError):
 class FailingExecutor(Executor):
     """Does everything and fails all the same."""
 
-    def Do(self, *args, **kwargs) -> None:  # noqa: N802
+    def Do(self, *args, **kwargs) -> None:
         super().Do(*args, **kwargs)
         raise Failed("after the work")
 

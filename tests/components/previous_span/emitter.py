@@ -15,7 +15,7 @@ from beam_jobs.dataset import manifest
 
 
 class Executor(base_executor.BaseExecutor):
-    def Do(self, input_dict, output_dict, exec_properties):  # noqa: N802
+    def Do(self, input_dict, output_dict, exec_properties):
         examples = artifact_utils.get_single_instance(output_dict["examples"])
         anomalies = artifact_utils.get_single_instance(output_dict["anomalies"])
         shutil.copytree(exec_properties["directory"], examples.uri, dirs_exist_ok=True)
