@@ -44,3 +44,14 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
     manifest.write(changed, copy)
     with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
         load_index(copy, changed, "train")
+
+
+def test_records_left_out_close_the_gap(shades):
+    index = index_of(shades)
+    rest = index.exclude({0, 95, 40})
+    kept = [number for number in range(96) if number not in {0, 95, 40}]
+    for name in ("shard", "offset", "label"):
+        assert getattr(rest, name).tolist() == getattr(index, name)[kept].tolist()
+    assert (rest.files, rest.size) == (index.files, index.size)
+    assert len(index.exclude(())) == 96
+    assert rest.exclude({0}).split_numbers.tolist() == kept[1:]

@@ -210,3 +210,9 @@ def test_a_shard_that_ends_between_two_records_is_an_error(tmp_path, window):
     index = cut(tmp_path, 8 * (len(payload(0)) + 16))
     with pytest.raises(tf.errors.InvalidArgumentError, match="a shard ends before its last record"):
         delivered(order_of(10, 1, window, 1, "none"), index)
+
+
+def test_records_that_are_left_out_are_not_read(tmp_path):
+    index = write_shards(str(tmp_path), records=10, shards=1).exclude({0, 4}).exclude({3})  # 0, 4 and 5
+    expected = [payload(number) for number in (1, 2, 3, 6, 7, 8, 9)]
+    assert delivered(order_of(7, 1, 10, 1, "none"), index) == expected
