@@ -196,7 +196,7 @@ def find_surplus(
     roots, unsearched = clusters.roots, clusters.unsearched.copy()
     surplus = np.zeros(len(roots), bool)
     order = np.argsort(roots, kind="stable")
-    starts = _run_starts(roots[order])
+    starts = run_starts(roots[order])
     sizes = np.diff(starts, append=len(order))
     first, second = order[starts[sizes == 2]], order[starts[sizes == 2] + 1]  # most clusters are pairs
     surplus[second] = droppable[second] & (written | droppable)[first]
@@ -281,7 +281,7 @@ class _Search:
     def _merge_equal(self, members: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Links images with equal hashes and values, and returns the first image of each set, in order of hash."""
         order = members[np.lexsort((*values[members].T, self._images.hashes[members]))]
-        starts = _run_starts(np.column_stack([self._images.hashes[order].view(np.int64), values[order]]))
+        starts = run_starts(np.column_stack([self._images.hashes[order].view(np.int64), values[order]]))
         nodes = order[starts]
         self.links = join_sets(self.links, np.repeat(nodes, np.diff(starts, append=len(order))), order)
         return nodes
@@ -290,7 +290,7 @@ class _Search:
         """Compares nodes with equal keys, except crowds, and returns the crowds."""
         # A stable sort: within a run the hashes remain sorted, so neighbours are the most similar.
         order = np.argsort(keys, kind="stable")
-        starts = _run_starts(keys[order])
+        starts = run_starts(keys[order])
         order = nodes[order]
         sizes = np.diff(starts, append=len(order))
         successors = np.repeat(starts + sizes, sizes) - np.arange(len(order)) - 1
@@ -377,7 +377,7 @@ def _masks(bands: int, equal: int) -> Iterator[np.uint64]:
         yield np.uint64(sum(combination))
 
 
-def _run_starts(values: np.ndarray) -> np.ndarray:
+def run_starts(values: np.ndarray) -> np.ndarray:
     """Returns the start of each run of equal values (of equal rows of a matrix)."""
     changes = values[1:] != values[:-1]
     return np.flatnonzero(np.concatenate([[True], changes.any(axis=1) if values.ndim > 1 else changes])[: len(values)])

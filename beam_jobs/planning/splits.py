@@ -1,4 +1,4 @@
-"""Joins related images into units, and assigns each unit to a split. Pure functions.
+"""Joins related images into units, and assigns each unit to a split: queries of the tables of `images`.
 
 The split of a unit is a function of a hash: of the group, or without one of the content of the image, or of the first
 image of its near cluster where near clusters stay together. The hash is of the content and not of the key, so a copy
@@ -12,67 +12,62 @@ Stratified splits depend on the number of images per class.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.dataset import shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
+from beam_jobs.planning.images import Images
 
-NO_SPLIT = -1  # split index of images without an assigned split
+_MEMBERS = """
+    CREATE TABLE members AS
+    SELECT related.id, order_hash, group_name, labels, written, is_new,
+        {content} AS content, {hash} AS content_hash, is_copy OR {linked} AS is_shared,
+        coalesce(list_position($names, split) - 1, -1) AS requested
+    FROM related WHERE written OR (is_new AND is_first AND NOT is_surplus)"""
 
+# The smallest group of the images of a content: the other groups of these images are linked to it.
+_CONTENT_GROUPS = """
+    CREATE TABLE content_groups AS
+    SELECT content, min(group_name) AS group_name FROM members WHERE is_shared AND group_name <> '' GROUP BY content"""
+_GROUP_LINKS = """
+    SELECT DISTINCT members.group_name AS one, content_groups.group_name AS other
+    FROM members JOIN content_groups USING (content)
+    WHERE members.group_name <> '' AND members.group_name <> content_groups.group_name"""
 
-@dataclass(frozen=True, kw_only=True)
-class Units:
-    """Sets of images that must be in the same split.
+# The name of a unit, which its hash stands for, is its smallest group, or else the first content.
+_UNITS = """
+    CREATE VIEW units AS
+    WITH grouped AS (
+        SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
+        FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared)
+    SELECT grouped.*, coalesce(groups.hash, content_hash) AS unit, is_shared OR unit_group IS NOT NULL AS has_mates
+    FROM grouped LEFT JOIN first_groups ON first_groups.group_name = unit_group
+    LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)"""
 
-    Attributes:
-      unit: index of the unit of each image, int64[images].
-      names: name of each unit; its hash decides the split.
-    """
+# The lowest code of its images decides the split of a unit: 0 to count - 1 is the split in which an image already lies,
+# count to 2 count - 1 a requested split.
+_REQUESTS = """
+    CREATE TABLE requests AS
+    SELECT unit, min(CASE WHEN written THEN requested ELSE requested + {count} END) % {count} AS split
+    FROM units WHERE has_mates AND requested >= 0 GROUP BY unit"""
 
-    unit: np.ndarray
-    names: pa.Array
-
-
-def make_units(groups: pa.Array, contents: np.ndarray, names: pa.Array, roots: np.ndarray) -> Units:
-    """Joins images of the same group, of equal content, and of the same near cluster.
-
-    A unit is named after its smallest group, so that it keeps its split when images are added; without a group, after
-    its first content.
-
-    Args:
-      groups: group of each image; empty for none.
-      contents: index of the content of each image, int64[images].
-      names: name of each content.
-      roots: index of the first content of the near cluster of each content, int64[contents].
-    """
-    encoded = groups.dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    grouped = np.flatnonzero(pc.not_equal(groups, "").to_numpy(zero_copy_only=False))
-    # Groups precede contents, so the smallest member of a set is a group if the set has one.
-    links = rank[encoded.indices.to_numpy()[grouped]], len(order) + contents[grouped]
-    members = np.concatenate([np.arange(len(order)), len(order) + roots])
-    members = near_duplicates.join_sets(members, *links)[len(order) + contents]
-    firsts, unit = np.unique(members, return_inverse=True)
-    group_names = pc.binary_join_element_wise("group:", encoded.dictionary.take(pa.array(order)), "")
-    return Units(unit=unit, names=pa.concat_arrays([group_names, names]).take(pa.array(firsts)))
+_ASSIGNED = """
+    CREATE TABLE assigned AS
+    SELECT units.id, CASE WHEN requested >= 0 THEN requested ELSE coalesce(requests.split, {free}) END AS split
+    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}"""
 
 
-def assign(
-    units: Units, requested: np.ndarray, fixed: np.ndarray, classes: np.ndarray | None, options: IngestOptions
-) -> np.ndarray:
-    """Returns the split index of each image, int64[images], in the order of the options.
+def assign(images: Images, options: IngestOptions) -> None:
+    """Assigns a split to each image that is or will be in a shard: creates the table `assigned(id, split)`.
 
-    An image with a requested split gets that split. Its unit gets the split in which a member already lies, otherwise
-    the first split that is requested for a member, otherwise a split by hash.
+    `split` is an index in the order of the options. An image with a requested split gets that split. Its unit gets the
+    split in which a member already lies, otherwise the first split that is requested for a member, otherwise a split by
+    hash.
 
     With stratification, each class is divided separately. Where every unit is a single image, the units are ordered by
     hash and divided exactly by the shares. Otherwise, where that division is not exact, the smallest split gets the
@@ -83,64 +78,150 @@ def assign(
     Stratified splits, unlike splits by hash, move images when a class grows.
 
     Args:
-      units: units of the images.
-      requested: split index that the source requests or the image already has, int64[images]; `NO_SPLIT` for none.
-      fixed: whether an image already lies in a split, bool[images].
-      classes: class of each image for stratification, int64[images]; None for splits by hash only.
-      options: shares and seed.
+      images: the images, after `find_sets`.
+      options: splits, shares, seed and policies.
     """
-    # The lowest code of its images decides the split of a unit: 0 to count - 1 is the split in which an image already
-    # lies, count to 2 count - 1 a requested split, and 2 count no request.
-    count, no_request = len(options.splits), 2 * len(options.splits)
-    image_codes = np.where(requested == NO_SPLIT, no_request, np.where(fixed, requested, requested + count))
-    unit_codes = np.full(len(units.names), no_request)
-    np.minimum.at(unit_codes, units.unit, image_codes)
-    assigned = unit_codes % count
-    free_units = np.flatnonzero(unit_codes == no_request)
-    names = units.names.take(pa.array(free_units))
-    if classes is None:
-        assigned[free_units] = assign_splits(options.seed, shards.texts(names), options.shares)
+    names, count = list(options.splits), len(options.splits)
+    grouped = options.near_duplicates == "group"
+    columns = {"content": "root", "hash": "root_hash", "linked": "is_linked"} if grouped else _OWN_CONTENT
+    images.database.execute(_MEMBERS.format(**columns), {"names": names})
+    images.database.execute(_CONTENT_GROUPS)
+    images.insert("first_groups", _first_groups(images.query(_GROUP_LINKS)))
+    images.database.execute(_UNITS)
+    images.database.execute(_REQUESTS.format(count=count))
+    if options.stratify:
+        _assign_by_class(images, options)
+        free, join = "free_splits.split", "LEFT JOIN free_splits ON free_splits.id = units.id"
     else:
-        hashes = shards.hashes64(shards.SPLIT, options.seed, shards.texts(names))
-        is_free = unit_codes[units.unit] == no_request
-        free_unit = np.searchsorted(free_units, units.unit[is_free])
-        assigned[free_units] = _stratify(free_unit, classes[is_free], hashes, options.shares)
-    return np.where(requested == NO_SPLIT, assigned[units.unit], requested)
+        *edges, _ = itertools.accumulate(options.shares.values())  # the last split has no upper edge
+        point = "units.unit::DOUBLE / 18446744073709551616"
+        free = " + ".join(["0", *(f"({point} >= {edge!r})::BIGINT" for edge in edges)])
+        join = ""
+    images.database.execute(_ASSIGNED.format(free=free, join=join))
 
 
-def _stratify(units: np.ndarray, classes: np.ndarray, hashes: np.ndarray, shares: Mapping[str, float]) -> np.ndarray:
-    """Returns the split of each unit, given unit and class of each image and the hash of each unit."""
-    unit_classes = _most_frequent_classes(units, classes)
-    main = unit_classes[units]
-    is_main = classes == main
-    sizes = np.bincount(units[is_main], minlength=len(hashes))
-    order = np.lexsort((hashes, unit_classes))
-    starts = np.flatnonzero(np.diff(unit_classes[order], prepend=-1))
-    members = dict(zip(unit_classes[order[starts]].tolist(), np.split(order, starts[1:]), strict=len(order) > 0))
-    minorities = {label: np.flatnonzero(~is_main & (main == label)) for label in np.unique(main[~is_main]).tolist()}
-    assigned = np.zeros(len(hashes), np.int64)
-    counts = np.zeros((len(shares), classes.max(initial=-1) + 1), np.int64)
-    for label in sorted(members, key=lambda label: (-len(minorities.get(label, ())), label)):
-        class_sizes = sizes[members[label]]
-        targets = _target_counts(int(class_sizes.sum()), counts[:, label], list(shares.values()))
-        assigned[members[label]] = _divide(class_sizes, targets)
-        if label in minorities:
-            np.add.at(counts, (assigned[units[minorities[label]]], classes[minorities[label]]), 1)
-    return assigned
+_OWN_CONTENT = {"content": "content", "hash": "content_hash", "linked": "false"}
+
+
+def _first_groups(links: pa.Table) -> pa.Table:
+    """Returns the smallest group of each set of linked groups."""
+    names = pc.unique(pa.chunked_array([*links["one"].chunks, *links["other"].chunks], pa.string()))
+    names = names.take(pc.sort_indices(names))
+    one, other = (pc.index_in(links[side], value_set=names).to_numpy().astype(np.int64) for side in ("one", "other"))
+    roots = near_duplicates.join_sets(np.arange(len(names)), one, other)
+    return pa.table({"group_name": names, "first": names.take(pa.array(roots))})
+
+
+# Rare classes are the ones that a split may miss.
+_RAREST_LABELS = """
+    CREATE TABLE rarest_labels AS
+    WITH counts AS (SELECT label, count(*) AS images FROM
+        (SELECT unnest(labels) AS label FROM members WHERE NOT written) GROUP BY label)
+    SELECT labels, arg_min(label, (images, label)) AS rarest FROM
+        (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM members WHERE NOT written))
+    JOIN counts USING (label) GROUP BY labels"""
+_FREE_IMAGES = """
+    CREATE TABLE free_images AS
+    SELECT units.id, units.unit, has_mates, coalesce({label}, '') AS class
+    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}
+    WHERE requested < 0 AND requests.split IS NULL"""
+_UNIT_CLASSES = """
+    CREATE TABLE unit_classes AS
+    SELECT unit, class, count(*) AS images FROM free_images WHERE has_mates GROUP BY unit, class"""
+# The most frequent class of a unit; of equally frequent ones the first by name.
+_MAIN_CLASSES = """
+    CREATE TABLE main_classes AS
+    SELECT unit, arg_min(class, (-images, class)) AS class, max(images) AS size FROM unit_classes GROUP BY unit"""
+_OTHER_CLASSES = """
+    CREATE TABLE other_classes AS
+    SELECT unit, main_classes.class AS main, unit_classes.class, images
+    FROM unit_classes JOIN main_classes USING (unit) WHERE unit_classes.class <> main_classes.class"""
+_UNITS_BY_CLASS = """
+    WITH units AS (
+        SELECT class, unit, 1 AS size FROM free_images WHERE NOT has_mates
+        UNION ALL SELECT class, unit, size FROM main_classes),
+    others AS (SELECT main AS class, sum(images) AS images FROM other_classes GROUP BY main)
+    SELECT class, unit, size FROM units LEFT JOIN others USING (class)
+    ORDER BY coalesce(others.images, 0) DESC, class, unit"""
+_FREE_SPLITS = """
+    CREATE TABLE free_splits AS
+    WITH units AS (
+        SELECT id, unit, class FROM free_images WHERE NOT has_mates
+        UNION ALL
+        SELECT id, unit, main_classes.class FROM free_images JOIN main_classes USING (unit) WHERE has_mates)
+    SELECT id, split FROM units ASOF JOIN runs ON units.class = runs.class AND units.unit >= runs.start"""
+
+
+def _assign_by_class(images: Images, options: IngestOptions) -> None:
+    """Divides each class: creates the table `free_splits(id, split)` of the images without a request."""
+    label, join = "units.labels[1]", ""
+    if images.label_kind != "single":
+        images.database.execute(_RAREST_LABELS)
+        label, join = "rarest", "LEFT JOIN rarest_labels ON rarest_labels.labels = units.labels"
+    images.database.execute(_FREE_IMAGES.format(label=label, join=join))
+    for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES):
+        images.database.execute(statement)
+    images.insert("runs", _divide_classes(images, list(options.shares.values())))
+    images.database.execute(_FREE_SPLITS)
+
+
+def _divide_classes(images: Images, shares: list[float]) -> pa.Table:
+    """Returns the splits of the units of each class, as runs of hashes: `class`, `start` of the run, `split`."""
+    others = _others(images)
+    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
+    runs: list[tuple[str, np.ndarray, np.ndarray]] = []
+    for name, units, sizes in _class_units(images):
+        assigned = _divide(sizes, _target_counts(int(sizes.sum()), counts[name], shares))
+        starts = near_duplicates.run_starts(assigned)
+        runs.append((name, units[starts], assigned[starts]))
+        for unit, other, number in others[name]:
+            counts[other][assigned[np.searchsorted(units, np.uint64(unit))]] += number
+    lengths = [len(starts) for _, starts, _ in runs]
+    names = pa.array([name for name, _, _ in runs], pa.string())
+    return pa.table(
+        {
+            "class": names.take(pa.array(np.repeat(np.arange(len(runs)), lengths))),
+            "start": pa.array(np.concatenate([np.empty(0, np.uint64), *(starts for _, starts, _ in runs)])),
+            "split": pa.array(np.concatenate([np.empty(0, np.int64), *(splits for _, _, splits in runs)])),
+        }
+    )
+
+
+def _others(images: Images) -> Mapping[str, Sequence[tuple[int, str, int]]]:
+    """Returns main class -> unit, class and number of the images of its units that have other classes."""
+    others: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
+    for main, *rest in images.database.execute("SELECT main, unit, class, images FROM other_classes").fetchall():
+        others[main].append(tuple(rest))
+    return others
+
+
+def _class_units(images: Images) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields the name, the hashes of the units in ascending order, and their sizes in images, of each class."""
+    reader = images.database.execute(_UNITS_BY_CLASS).fetch_record_batch()
+    pending: list[pa.RecordBatch] = []
+    for batch in reader:
+        names = batch.column(0)
+        changes = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]
+        for start, end in itertools.pairwise(edges):
+            part = batch.slice(start, end - start)
+            if pending and pending[-1].column(0)[0] != part.column(0)[0]:
+                yield _class_arrays(pending)
+                pending = []
+            pending.append(part)
+    if pending:
+        yield _class_arrays(pending)
+
+
+def _class_arrays(batches: list[pa.RecordBatch]) -> tuple[str, np.ndarray, np.ndarray]:
+    table = pa.Table.from_batches(batches)
+    return table["class"][0].as_py(), table["unit"].to_numpy(), table["size"].to_numpy().astype(np.int64)
 
 
 def _target_counts(total: int, counts: np.ndarray, shares: list[float]) -> np.ndarray:
     """Returns how many of `total` images each split should get, given how many of the class it already has."""
     missing = np.maximum(_apportion(total + int(counts.sum()), shares) - counts, 0)
     return missing if missing.sum() == total else _apportion(total, list(missing / missing.sum()))
-
-
-def _most_frequent_classes(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the most frequent class of each unit; of equally frequent classes the smallest."""
-    base = classes.max(initial=0) + 1
-    pairs, counts = np.unique(units * base + classes, return_counts=True)
-    order = np.lexsort((pairs, -counts, pairs // base))
-    return pairs[order[np.unique(pairs[order] // base, return_index=True)[1]]] % base
 
 
 def _divide(sizes: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -231,17 +312,3 @@ def _apportion(total: int, shares: list[float]) -> np.ndarray:
     counts = np.floor(quotas).astype(np.int64)
     counts[np.argsort(counts - quotas, kind="stable")[: total - counts.sum()]] += 1
     return counts
-
-
-def assign_splits(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
-    """Returns the index in `shares` of the split of each group, int64[groups]; it depends on name, seed and shares.
-
-    Args:
-      seed: salt of the hash; another seed gives another split.
-      groups: names of groups; the images of a group stay in one split.
-      shares: split -> share, summing to 1, in a fixed order.
-    """
-    points = shards.hashes64(shards.SPLIT, seed, groups) / 2.0**64
-    edges = list(itertools.accumulate(shares.values()))
-    edges[-1] = math.inf  # rounding may leave the sum of the shares below 1
-    return np.searchsorted(edges, points, side="right")
