@@ -12,6 +12,7 @@ CORE = [
     "apache-beam>=2.74,<3",
     "click>=8.1",
     "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
+    "duckdb>=1.4,<1.5",  # newer versions refuse the tables of pyarrow 10
     "grpcio>=1.53",
     "jinja2>=3.1",
     "keras>=3.3,<4",

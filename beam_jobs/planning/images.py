@@ -25,7 +25,7 @@ from beam_jobs.types import Reject, RejectReason
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
 MEMORY = "2GB"  # of the database
-_SETTINGS = {
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": MEMORY,
     "preserve_insertion_order": "false",  # it would keep results in memory; every order is asked for
     "enable_external_access": "false",  # queries read tables, never files
@@ -81,9 +81,7 @@ class Images:
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Creates a table of the database with rows."""
-        self.database.register("inserted", rows)
-        self.database.execute(f"CREATE TABLE {table} AS SELECT * FROM inserted")
-        self.database.unregister("inserted")
+        self.database.from_arrow(rows).create(table)
 
     def take(self, names: Sequence[str], ids: np.ndarray) -> pa.Table:
         """Returns columns that both tables have, of the images with these ids; old images come first."""

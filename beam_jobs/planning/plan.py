@@ -134,7 +134,9 @@ def make_plan(
             clusters=images.number("SELECT count(DISTINCT content) FROM copies"),
             cluster_images=images.number("SELECT count(*) FROM copies"),
             label_conflicts=images.number(_LABEL_CONFLICTS),
-            duplicate_sets=tuple(tuple(keys) for keys in images.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()),
+            duplicate_sets=tuple(
+                tuple(keys) for keys in images.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
+            ),
             near_clusters=near["clusters"][0].as_py(),
             near_images=int(near["images"][0].as_py() or 0),
             near_largest=near["largest"][0].as_py() or 0,

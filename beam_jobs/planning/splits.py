@@ -171,7 +171,7 @@ def _divide_classes(images: Images, shares: list[float]) -> pa.Table:
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
     runs: list[tuple[str, np.ndarray, np.ndarray]] = []
     for name, units, sizes in _class_units(images):
-        assigned = _divide(sizes, _target_counts(int(sizes.sum()), counts[name], shares))
+        assigned = divide_class(sizes, counts[name], shares)
         starts = near_duplicates.run_starts(assigned)
         runs.append((name, units[starts], assigned[starts]))
         for unit, other, number in others[name]:
@@ -218,14 +218,21 @@ def _class_arrays(batches: list[pa.RecordBatch]) -> tuple[str, np.ndarray, np.nd
     return table["class"][0].as_py(), table["unit"].to_numpy(), table["size"].to_numpy().astype(np.int64)
 
 
-def _target_counts(total: int, counts: np.ndarray, shares: list[float]) -> np.ndarray:
+def _target_counts(total: int, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:
     """Returns how many of `total` images each split should get, given how many of the class it already has."""
     missing = np.maximum(_apportion(total + int(counts.sum()), shares) - counts, 0)
     return missing if missing.sum() == total else _apportion(total, list(missing / missing.sum()))
 
 
-def _divide(sizes: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Returns the split of each unit, so that the numbers of images per split are close to the targets."""
+def divide_class(sizes: np.ndarray, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Returns the split of each unit of a class, so that the images per split are close to the shares.
+
+    Args:
+      sizes: int64[units], size of each unit in images, in order of hash.
+      counts: int64[splits], number of images of the class that each split has already.
+      shares: share of each split.
+    """
+    targets = _target_counts(int(sizes.sum()), counts, shares)
     cut = _cut(sizes, targets)
     if sizes.max() == 1 or not _error(cut, sizes, targets):
         return cut
@@ -306,7 +313,7 @@ def _binary_parts(count: int) -> Iterator[int]:
         part *= 2
 
 
-def _apportion(total: int, shares: list[float]) -> np.ndarray:
+def _apportion(total: int, shares: Sequence[float]) -> np.ndarray:
     """Returns integers that add up to the total, by largest remainder; of equal remainders the first is rounded up."""
     quotas = np.array(shares) * total
     counts = np.floor(quotas).astype(np.int64)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.planning import splits
 from beam_jobs.sources.row_reader import NUMBER
 from beam_jobs.types import Annotations, ImageObject, ImageRef, RecordObject
 from tests.beam_jobs.make_rows import make_record
@@ -27,28 +26,6 @@ EXTRA = st.one_of(*(INT64, FLOAT32, NAMES), *(st.lists(values, max_size=4) for v
 HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 any_time = settings(deadline=None)
-
-
-# Splits and shards.
-
-
-@any_time
-@given(st.lists(NAMES, unique=True), st.integers(0, 2**64), st.lists(st.floats(0.01, 1), min_size=1, max_size=5))
-def test_a_group_lies_in_one_split_whatever_else_is_there(groups, seed, parts):
-    shares = {f"s{n}": part / sum(parts) for n, part in enumerate(parts)}
-    places = splits.assign_splits(seed, groups, shares)
-    assert all(0 <= place < len(shares) for place in places)
-    assert places.tolist() == splits.assign_splits(seed, groups[::-1], shares)[::-1].tolist()
-    assert places.tolist() == [splits.assign_splits(seed, [group], shares)[0] for group in groups]
-
-
-@any_time
-@given(st.lists(NAMES, unique=True), st.integers(0, 99), st.floats(0.01, 0.98), st.floats(0.001, 0.99))
-def test_a_split_whose_share_grows_loses_no_group(groups, seed, share, more):
-    larger = share + (0.99 - share) * more
-    before, after = ({"train": part, "eval": 1 - part} for part in (share, larger))
-    kept = splits.assign_splits(seed, groups, before) == 0
-    assert (splits.assign_splits(seed, groups, after)[kept] == 0).all()
 
 
 # Framing.

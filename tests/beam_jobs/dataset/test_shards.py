@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
-from beam_jobs.planning import splits
 
 # The golden values below are on disks already. If one of them changes, images move between splits and shards of
 # existing datasets, so the change needs a new FORMAT_VERSION in beam_jobs/dataset/manifest.py.
-EIGHT_TWO = {"train": 0.8, "eval": 0.2}
-
-
-def split_of(seed: int, group: str, shares: dict[str, float]) -> str:
-    return list(shares)[splits.assign_splits(seed, [group], shares)[0]]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +25,6 @@ def split_of(seed: int, group: str, shares: dict[str, float]) -> str:
 )
 def test_hashes64_gives_the_values_that_are_on_disk(purpose, seed, text, expected):
     assert shards.hashes64(purpose, seed, [text]).tolist() == [expected]
-
-
-@pytest.mark.parametrize(("seed", "in_eval"), [(0, "g"), (1, "ad")])
-def test_splits_of_gives_the_values_that_are_on_disk(seed, in_eval):
-    assert "".join(key for key in "abcdefgh" if split_of(seed, key, EIGHT_TWO) == "eval") == in_eval
 
 
 @pytest.mark.parametrize("count", [0, 8192, 8193])
@@ -107,8 +96,3 @@ def test_cut_leaves_no_run_empty_and_every_run_within_one_record_of_its_share(si
     assert all(start < stop for start, stop in runs)
     # Times count, so that the comparison stays in integers.
     assert all(abs(sum(sizes[start:stop]) * count - sum(sizes)) <= max(sizes) * count for start, stop in runs)
-
-
-def test_a_point_past_shares_that_add_up_to_less_than_one_goes_to_the_last_split():
-    tiny = {"train": 1e-12, "eval": 1e-12}
-    assert {split_of(0, key, tiny) for key in "abcdefgh"} == {"eval"}

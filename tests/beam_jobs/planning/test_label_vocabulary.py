@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.planning import plan
+from beam_jobs.planning import labels as class_names
 from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
@@ -44,7 +44,7 @@ def test_classes_are_those_of_images_and_objects(kind, images, labels, indices):
     [((), ("cat", "dog", "ear", "tail")), (("zebra", "dog"), ("zebra", "dog", "cat", "ear", "tail"))],
 )
 def test_known_classes_keep_their_places_and_new_ones_follow_sorted(known, expected):
-    assert plan.vocabulary(examined(*MULTI), "multi", known) == expected
+    assert class_names.vocabulary(examined(*MULTI), "multi", known) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,22 +80,6 @@ def test_an_image_of_several_classes_is_stratified_by_the_rarest():
         ("train", "none"): 9,
         ("eval", "none"): 1,
     }
-
-
-@pytest.mark.parametrize(
-    ("kind", "images", "strata"),
-    [
-        ("single", [image(str(n), label) for n, label in enumerate("cabca")], [2, 0, 1, 2, 0]),
-        # Of two classes that are as rare the first counts.
-        (
-            "multi",
-            [image(str(n), labels=labels) for n, labels in enumerate([("b", "c"), ("a", "d")] * 2)],
-            [2, 1, 2, 1],
-        ),
-    ],
-)
-def test_strata_are_numbered_in_order_of_the_names(kind, images, strata):
-    assert plan.label_strata(examined(*images), kind).tolist() == strata
 
 
 def test_images_without_classes_cannot_be_stratified():

@@ -1,67 +1,76 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
+from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
 from beam_jobs.planning import splits
-from beam_jobs.planning.splits import NO_SPLIT, Units
-from tests.beam_jobs.make_rows import make_options
+from beam_jobs.planning.images import find_sets, open_images
+from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, sha
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 
-def together(groups, contents, roots=None) -> tuple[list[int], list[str]]:
-    names = pa.array([f"sha-{content}" for content in range(max(contents, default=-1) + 1)], pa.string())
-    roots = np.arange(len(names)) if roots is None else np.array(roots)
-    units = splits.make_units(pa.array(groups, pa.string()), np.array(contents, np.int64), names, roots)
-    return units.unit.tolist(), units.names.to_pylist()
+def query(rows, options, column: str, table: str) -> list[int]:
+    """Returns a column of a table after the splits are assigned, in the order of the rows."""
+    images, _ = open_images(examined(*rows), None, options.seed, "single")
+    with contextlib.closing(images.database):
+        find_sets(images, options)
+        splits.assign(images, options)
+        return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()
 
 
-def units_of(sizes) -> Units:
-    return Units(unit=np.repeat(np.arange(len(sizes)), sizes), names=pa.array([f"unit {n}" for n in range(len(sizes))]))
+def units(groups, contents, looks=None) -> list[int]:
+    """Returns the hash of the unit of each image; images of equal looks are near duplicates."""
+    rows = []
+    for number, (group, content) in enumerate(zip(groups, contents, strict=True)):
+        look = int(sha(str(content if looks is None else looks[content]))[:16], 16) - (1 << 63)
+        facts = make_facts(str(content), dhash=look, var_rgb=(900.0,) * 3)
+        rows.append((make_ref(f"{number:03d}", group=group), facts))
+    return query(rows, replace(THREE, near_duplicates="off" if looks is None else "group"), "unit", "units")
 
 
-def assign(units, options=THREE, requested=None, fixed=None, classes=None) -> list[int]:
-    count = len(units.unit)
-    return splits.assign(
-        units,
-        np.array([NO_SPLIT] * count if requested is None else requested),
-        np.array([False] * count if fixed is None else fixed, bool),
-        None if classes is None else np.array(classes),
-        options,
-    ).tolist()
+def assign(sizes, options=THREE, requested=None, classes=None) -> list[int]:
+    """Returns the split of each image of units of these sizes, by hash or stratified by the class of each image."""
+    rows = []
+    for number, unit in enumerate(np.repeat(np.arange(len(sizes)), sizes).tolist()):
+        split = "" if requested is None or requested[number] < 0 else list(options.splits)[requested[number]]
+        group = f"unit {unit}" if sizes[unit] > 1 else ""
+        label = "" if classes is None else f"class {classes[number]:03d}"
+        rows.append((make_ref(f"{number:06d}", label=label, group=group, split=split), make_facts(str(number))))
+    return query(rows, replace(options, stratify=classes is not None), "split", "assigned")
 
 
-def stratify(sizes, classes=None, options=THREE) -> list[int]:
-    """Returns the images of each split."""
-    units = units_of(sizes)
-    places = assign(units, options, classes=np.zeros(len(units.unit), int) if classes is None else classes)
-    return np.bincount(places, minlength=len(options.splits)).tolist()
+def stratify(sizes, options=THREE) -> list[int]:
+    """Returns the number of images of each split, of one class of units of these sizes."""
+    shares = list(options.shares.values())
+    found = splits.divide_class(np.array(sizes), np.zeros(len(shares), np.int64), shares)
+    return np.bincount(found, sizes, len(shares)).astype(int).tolist()
 
 
 @pytest.mark.parametrize(
-    ("groups", "contents", "roots", "units", "names"),
+    ("groups", "contents", "looks", "names"),
     [
-        (["b", "a", ""], [0, 0, 1], None, [0, 0, 1], ["group:a", "sha-1"]),
-        (["", "", ""], [0, 1, 2], [0, 1, 0], [0, 1, 0], ["sha-0", "sha-1"]),
-        (["", "z", "y", ""], [0, 1, 2, 2], [0, 0, 2], [1, 1, 0, 0], ["group:y", "group:z"]),
-        (["b", "b", "a", "a"], [0, 1, 2, 3], [0, 1, 1, 3], [0, 0, 0, 0], ["group:a"]),
+        (["b", "a", ""], [0, 0, 1], None, ["group:a", "group:a", sha("1")]),
+        (["", "", ""], [0, 1, 2], "aba", [sha("0"), sha("1"), sha("0")]),
+        (["", "z", "y", ""], [0, 1, 2, 2], "aab", ["group:z", "group:z", "group:y", "group:y"]),
+        (["b", "b", "a", "a"], [0, 1, 2, 3], "abbc", ["group:a"] * 4),
     ],
 )
-def test_what_stays_together_is_named_after_its_smallest_group_or_first_content(groups, contents, roots, units, names):
-    assert together(groups, contents, roots) == (units, names)
+def test_what_stays_together_is_named_after_its_smallest_group_or_first_content(groups, contents, looks, names):
+    assert units(groups, contents, looks) == shards.hashes64(shards.SPLIT, THREE.seed, names).tolist()
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 6)), max_size=12))
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 6)), min_size=1, max_size=12))
 def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_them(images):
-    units, _ = together([group for group, _ in images], [content for _, content in images])
+    found = units([group for group, _ in images], [content for _, content in images])
     sets = [{place} for place in range(len(images))]
     for _ in images:
         for one in range(len(images)):
@@ -69,19 +78,33 @@ def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_
                 same_group = images[one][0] == images[other][0] != ""
                 if same_group or images[one][1] == images[other][1]:
                     sets[one] |= sets[other]
-    expected = [min(members) for members in sets]
-    assert [units.index(unit) for unit in units] == expected
+    assert [found.index(unit) for unit in found] == [min(members) for members in sets]
 
 
-@pytest.mark.parametrize(
-    ("requested", "fixed", "expected", "classes"),
-    [
-        ([2, 1, NO_SPLIT, NO_SPLIT], [0, 0, 0, 0], [2, 1, 1, 1], [0] * 4),  # the first requested split
-        ([2, 1, NO_SPLIT, NO_SPLIT], [1, 1, 0, 0], [2, 1, 1, 1], [0] * 4),  # where a member lies already comes first
-    ],
-)
-def test_a_unit_follows_its_members(requested, fixed, expected, classes):
-    assert assign(units_of([4]), requested=requested, fixed=fixed, classes=classes) == expected
+# Values that are on disks already: if one of them changes, images of existing datasets move.
+@pytest.mark.parametrize(("seed", "in_eval"), [(0, "qr"), (1, "cnrw")])
+def test_groups_are_in_the_splits_that_are_on_disk(seed, in_eval):
+    names = "abcdefghijklmnopqrstuvwxyz"
+    rows = [(make_ref(name, group=name), make_facts(name)) for name in names]
+    found = query(rows, make_options(seed=seed, splits={"train": 0.8, "eval": 0.2}), "split", "assigned")
+    assert "".join(name for name, split in zip(names, found, strict=True) if split) == in_eval
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sets(st.integers(0, 999), min_size=1, max_size=20), st.floats(0.01, 0.98), st.floats(0.001, 0.99))
+def test_a_split_whose_share_grows_loses_no_image(numbers, share, more):
+    larger = share + (0.99 - share) * more
+    rows = [(make_ref(f"{number}"), make_facts(str(number))) for number in sorted(numbers)]
+    before, after = (
+        query(rows, make_options(splits={"train": part, "eval": 1 - part}), "split", "assigned")
+        for part in (share, larger)
+    )
+    assert all(was == 1 or now == 0 for was, now in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("classes", [None, [0] * 4])
+def test_a_unit_follows_the_first_split_that_is_requested_for_a_member(classes):
+    assert assign([4], requested=[2, 1, -1, -1], classes=classes) == [2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +137,8 @@ def test_of_two_splits_no_other_division_is_closer_to_the_shares(sizes, shares):
 
 def test_images_in_units_of_other_classes_count_too():
     # Class 0 has three units with five images of class 1 each; the other images of class 1 make up for where they went.
-    units, classes = [11] * 3 + [1] * 61, ([0] * 6 + [1] * 5) * 3 + [1] * 61
-    places = np.array(assign(units_of(units), make_options(splits={"a": 0.75, "b": 0.25}), classes=classes))
+    sizes, classes = [11] * 3 + [1] * 61, ([0] * 6 + [1] * 5) * 3 + [1] * 61
+    places = np.array(assign(sizes, make_options(splits={"a": 0.75, "b": 0.25}), classes=classes))
     assert np.bincount(places[np.array(classes) == 0]).tolist() == [12, 6]
     assert np.bincount(places[np.array(classes) == 1]).tolist() == [57, 19]
 
@@ -142,7 +165,7 @@ def test_a_cut_is_within_a_unit_of_the_shares_and_leaves_no_split_empty(sizes, s
 
 def test_each_class_is_cut_on_its_own():
     classes = [0] * 10 + [1] * 20 + [5] * 3
-    places = assign(units_of([1] * 33), classes=classes)
+    places = assign([1] * 33, classes=classes)
     counts = {
         kind: np.bincount([places[n] for n in range(33) if classes[n] == kind], minlength=3) for kind in (0, 1, 5)
     }
@@ -151,27 +174,26 @@ def test_each_class_is_cut_on_its_own():
 
 def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
     # Ten units of class 0 with an image of class 1 each, and ten images of class 1.
-    places = np.array(assign(units_of([3] * 10 + [1] * 10), classes=[0, 0, 1] * 10 + [1] * 10))
+    places = np.array(assign([3] * 10 + [1] * 10, classes=[0, 0, 1] * 10 + [1] * 10))
     assert (places[:30].reshape(10, 3) == places[:30:3, None]).all()
     assert np.bincount(places[:30], minlength=3).tolist() == [24, 3, 3]
     assert np.bincount(places[30:], minlength=3).tolist() == [8, 1, 1]
 
 
 def test_of_equally_frequent_classes_a_unit_belongs_to_the_first():
-    places = np.array(assign(units_of([2] * 10 + [1] * 10), classes=[0, 1] * 10 + [1] * 10))
+    places = np.array(assign([2] * 10 + [1] * 10, classes=[0, 1] * 10 + [1] * 10))
     assert np.bincount(places[20:], minlength=3).tolist() == [8, 1, 1]
     assert np.bincount(places[:20], minlength=3).tolist() == [16, 2, 2]
 
 
 def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
-    units, classes = units_of([1] * 50), [0] * 50
-    seeds = [assign(units, make_options(seed=seed), classes=classes) for seed in (0, 0, 1)]
+    seeds = [assign([1] * 50, make_options(seed=seed), classes=[0] * 50) for seed in (0, 0, 1)]
     assert seeds[0] == seeds[1] != seeds[2]
     assert sum(seeds[0]) == sum(seeds[2]) == 5
-    hashes = shards.hashes64("split", 0, units.names.to_pylist())
+    hashes = shards.hashes64("split", 0, (sha(str(number)) for number in range(50)))
     assert np.flatnonzero(seeds[0]).tolist() == sorted(np.argsort(hashes)[45:].tolist())
 
 
 def test_requested_splits_take_no_part_in_the_division():
-    requested = [2] * 5 + [NO_SPLIT] * 10
-    assert np.bincount(assign(units_of([1] * 15), requested=requested, classes=[0] * 15)).tolist() == [8, 1, 6]
+    requested = [2] * 5 + [-1] * 10
+    assert np.bincount(assign([1] * 15, requested=requested, classes=[0] * 15)).tolist() == [8, 1, 6]
