@@ -163,8 +163,16 @@ class _Ingest:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
-        old_images = (old.images, old.manifest.labels) if old else (None, ())
-        plan = make_plan(facts, self.options, self.source.label_kind, *old_images)
+        spill = "" if storage.is_remote(self.work) else self.work
+        with self._on_disk("planning"):
+            plan = make_plan(
+                facts,
+                self.options,
+                self.source.label_kind,
+                old.images if old else None,
+                old.manifest.labels if old else (),
+                spill,
+            )
         retried_keys = self._retried_keys(facts, rejects)
         del facts  # frees half a kilobyte per image
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)

@@ -6,7 +6,9 @@ splits and shards; all other columns stay where they are, and are taken by row n
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from beam_jobs.common import system
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
@@ -24,13 +27,7 @@ from beam_jobs.types import Reject, RejectReason
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
-MEMORY = "2GB"  # of the database
-_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "memory_limit": MEMORY,
-    "preserve_insertion_order": "false",  # it would keep results in memory; every order is asked for
-    "enable_external_access": "false",  # queries read tables, never files
-    "autoload_known_extensions": "false",
-}
+_MEMORY = "2GB"  # of the database; it writes more to the disk
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")
 _APPEARANCE = ("dhash", "height", "width", "mean_rgb", "var_rgb")
@@ -93,30 +90,48 @@ class Images:
         return take(self.new.select(names), ids - len(self.old))
 
 
+@contextlib.contextmanager
 def open_images(
-    examined: pa.Table, existing: pa.Table | None, seed: int, label_kind: str
-) -> tuple[Images, tuple[Reject, ...]]:
-    """Loads the images into a database, and rejects all new images of a key except the first.
+    examined: pa.Table, existing: pa.Table | None, seed: int, label_kind: str, spill: str = ""
+) -> Iterator[tuple[Images, tuple[Reject, ...]]]:
+    """Loads the images into a database that is open inside the block; rejects all new images of a key but the first.
 
     Args:
       examined: `EXAMINED` rows, in any order.
       existing: `IMAGES` rows of the dataset that is added to; None for a new dataset.
       seed: seed of the hashes.
       label_kind: one of `types.LABEL_KINDS`.
+      spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
-    images = Images(database=duckdb.connect(config=_SETTINGS), old=old, new=examined, label_kind=label_kind)
-    new_rows = _columns(examined, len(old), seed, label_kind)
-    images.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
-    names = pa.array(sorted({*pc.unique(old["group"]).to_pylist(), *pc.unique(examined["group"]).to_pylist()} - {""}))
-    hashes = shards.hashes64(shards.SPLIT, seed, (f"group:{name}" for name in names.to_pylist()))
-    images.insert("groups", pa.table({"group_name": names.cast(pa.string()), "hash": pa.array(hashes)}))
-    if len(old) and images.number(_KNOWN_KEYS):
-        raise ValueError("an examined image exists already; leave the images of `existing` out of `examined`")
-    return images, _reject_repeated_keys(images)
+    with contextlib.closing(_connect(spill or system.temporary_directory())) as database:
+        images = Images(database=database, old=old, new=examined, label_kind=label_kind)
+        new_rows = _columns(examined, len(old), seed, label_kind)
+        images.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
+        images.insert("groups", _groups(images.query("SELECT DISTINCT group_name FROM images"), seed))
+        if len(old) and images.number(_KNOWN_KEYS):
+            raise ValueError("an examined image exists already; leave the images of `existing` out of `examined`")
+        yield images, _reject_repeated_keys(images)
+
+
+def _connect(spill: str) -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(
+        config={
+            "memory_limit": _MEMORY,
+            "temp_directory": os.path.join(spill, "spill"),
+            "threads": system.cores(),
+            "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it
+        }
+    )
+
+
+def _groups(groups: pa.Table, seed: int) -> pa.Table:
+    names = groups["group_name"].combine_chunks()
+    hashes = shards.hashes64(shards.SPLIT, seed, (f"group:{name}" for name in shards.texts(names)))
+    return pa.table({"group_name": names, "hash": pa.array(hashes)})
 
 
 _KNOWN_KEYS = "SELECT count(*) FROM images old JOIN images new USING (key) WHERE new.is_new AND NOT old.is_new"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,6 +92,7 @@ def make_plan(
     label_kind: str = "single",
     existing: pa.Table | None = None,
     labels: Sequence[str] = (),
+    spill: str = "",
 ) -> Plan:
     """Plans a new dataset or an addition to one. The result depends on the images and options, not on their order.
 
@@ -105,6 +105,7 @@ def make_plan(
       label_kind: one of `types.LABEL_KINDS`.
       existing: `IMAGES` rows of the dataset that is added to, without keys of `examined`; None for a new dataset.
       labels: class names of that dataset; they keep their indices.
+      spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
       EmptySplit: a split of a new dataset would hold no image.
@@ -112,8 +113,7 @@ def make_plan(
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
-    images, rejects = open_images(examined, existing, options.seed, label_kind)
-    with contextlib.closing(images.database):
+    with open_images(examined, existing, options.seed, label_kind, spill) as (images, rejects):
         _check_options(images.old, options, label_kind, labels)
         find_sets(images, options)
         splits.assign(images, options)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import replace
 
@@ -19,8 +18,7 @@ THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 def query(rows, options, column: str, table: str) -> list[int]:
     """Returns a column of a table after the splits are assigned, in the order of the rows."""
-    images, _ = open_images(examined(*rows), None, options.seed, "single")
-    with contextlib.closing(images.database):
+    with open_images(examined(*rows), None, options.seed, "single") as (images, _):
         find_sets(images, options)
         splits.assign(images, options)
         return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()
