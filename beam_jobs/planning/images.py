@@ -27,7 +27,7 @@ from beam_jobs.types import Reject, RejectReason
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
-_MEMORY = "2GB"  # of the database; it writes more to the disk
+_MEMORY = "1GB"  # of the database; it writes more to the disk
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")
 _APPEARANCE = ("dhash", "height", "width", "mean_rgb", "var_rgb")

@@ -117,44 +117,50 @@ def make_plan(
         _check_options(images.old, options, label_kind, labels)
         find_sets(images, options)
         splits.assign(images, options)
-        names = vocabulary(images.take_new(("label", "annotations"), images.column(_NEW)), label_kind, labels)
-        near = images.query(
-            "SELECT count(*) AS clusters, sum(images) AS images, max(images) AS largest FROM near_clusters"
-        )
-        return Plan(
-            labels=names,
-            splits=tuple(
-                _split_plan(name, images, images.query(_SPLIT, index=index), names, options)
-                for index, name in enumerate(options.splits)
-            ),
-            dropped=_planned(images, images.query(_DROPPED), names),
-            near_dropped=images.number("SELECT count(*) FROM related WHERE is_new AND is_first AND is_surplus"),
-            rejects=rejects,
-            existing=_existing(images),
-            clusters=images.number("SELECT count(DISTINCT content) FROM copies"),
-            cluster_images=images.number("SELECT count(*) FROM copies"),
-            label_conflicts=images.number(_LABEL_CONFLICTS),
-            duplicate_sets=tuple(
-                tuple(keys) for keys in images.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
-            ),
-            near_clusters=near["clusters"][0].as_py(),
-            near_images=int(near["images"][0].as_py() or 0),
-            near_largest=near["largest"][0].as_py() or 0,
-            near_unsearched=images.number("SELECT count(*) FROM related WHERE is_unsearched"),
-            leaks=_leaks(images, options),
-        )
+        rows = [images.query(_SPLIT, index=index) for index in range(len(options.splits))]
+        dropped = images.query(_DROPPED)
+        old = _existing(images)
+        counts = {name: images.number(statement) for name, statement in _COUNTS.items()}
+        duplicate_sets = images.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
+        leaks = _leaks(images, options)
+        new = images.column(_NEW) if rejects else None
+    # After the block: the images of all splits together are as large as the database.
+    labelled = examined if new is None else images.take_new(("label", "annotations"), new)
+    names = vocabulary(labelled, label_kind, labels)
+    return Plan(
+        labels=names,
+        splits=tuple(
+            _split_plan(name, images, split_rows, names, options)
+            for name, split_rows in zip(options.splits, rows, strict=True)
+        ),
+        dropped=_planned(images, dropped, names),
+        rejects=rejects,
+        existing=old,
+        duplicate_sets=tuple(map(tuple, duplicate_sets)),
+        leaks=leaks,
+        **counts,
+    )
 
 
-_NEW = "SELECT id FROM images WHERE is_new ORDER BY key"
+_NEW = "SELECT id FROM images WHERE is_new"
 _SPLIT = """
     SELECT id, size, cluster, near_cluster FROM named JOIN assigned USING (id)
     WHERE is_new AND assigned.split = $index ORDER BY order_hash, key"""
 _DROPPED = """
     SELECT id, cluster, near_cluster FROM named WHERE is_new AND (is_surplus OR NOT is_first) ORDER BY key"""
 _EXISTING = "SELECT cluster, near_cluster FROM named WHERE NOT is_new ORDER BY id"
-_LABEL_CONFLICTS = """
-    SELECT count(*) FROM (
-        SELECT content FROM copies JOIN images USING (id) GROUP BY content HAVING count(DISTINCT labels) > 1)"""
+_COUNTS = {
+    "clusters": "SELECT count(DISTINCT content) FROM copies",
+    "cluster_images": "SELECT count(*) FROM copies",
+    "label_conflicts": """
+        SELECT count(*) FROM (
+            SELECT content FROM copies JOIN images USING (id) GROUP BY content HAVING count(DISTINCT labels) > 1)""",
+    "near_clusters": "SELECT count(*) FROM near_clusters",
+    "near_images": "SELECT sum(images) FROM near_clusters",
+    "near_largest": "SELECT max(images) FROM near_clusters",
+    "near_dropped": "SELECT count(*) FROM related WHERE is_new AND is_first AND is_surplus",
+    "near_unsearched": "SELECT count(*) FROM related WHERE is_unsearched",
+}
 _DUPLICATE_SETS = """
     SELECT list(key ORDER BY key)[:$most] AS keys FROM copies JOIN images USING (id)
     GROUP BY content ORDER BY min(key) LIMIT $most"""
