@@ -23,6 +23,7 @@ from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.rejects import Reject
 from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
@@ -52,7 +53,7 @@ from beam_jobs.stages.write import (
     unit_name,
 )
 from beam_jobs.storage import disk
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 _LISTED_REJECTS = 3
 _NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte

@@ -149,11 +149,7 @@ def _examine_resized(
 def _add_source_facts(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
     height, width = normalise.upright_size(header)
     return dataclasses.replace(
-        facts,
-        source_format=header.format,
-        source_height=height,
-        source_width=width,
-        normalised="+".join(reasons),
+        facts, source_format=header.format, source_height=height, source_width=width, normalised="+".join(reasons)
     )
 
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageFile
 from beam_jobs.errors import BadImage
 from beam_jobs.images import headers
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 TINY_PX = 64  # sides up to this are stored without loss, and enlarged without blur
 _QUALITY = 78

@@ -16,7 +16,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import Appearances, NearClusters
-from beam_jobs.types import Reject, RejectReason
+from beam_jobs.rejects import Reject, RejectReason
 
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")

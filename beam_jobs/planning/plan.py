@@ -18,7 +18,7 @@ from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import image_rows, splits
 from beam_jobs.planning.image_rows import Clusters, Rows, order_rows, take
-from beam_jobs.types import Reject
+from beam_jobs.rejects import Reject
 
 NO_INDEX = -1  # `label_index` of images that have not exactly one label
 

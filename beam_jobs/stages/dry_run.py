@@ -20,6 +20,7 @@ from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import RECORD_OVERHEAD_BYTES
+from beam_jobs.rejects import Reject
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work, duration, size
 from beam_jobs.sources import http_fetch
@@ -30,7 +31,7 @@ from beam_jobs.stages import generations
 from beam_jobs.stages.publish import dataset_options, occupied_message
 from beam_jobs.stages.work_dir import check_out, is_published
 from beam_jobs.storage import disk
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 SAMPLE_IMAGES = 48
 SAMPLE_BYTES = 64_000_000  # reading stops after the image that reaches this sum

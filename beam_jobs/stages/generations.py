@@ -32,8 +32,9 @@ from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
-from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
+from beam_jobs.types import LABEL_KINDS, ImageRef
 
 
 def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:

@@ -20,10 +20,11 @@ from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest,
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, SplitPlan, channel_statistics
+from beam_jobs.rejects import Reject
 from beam_jobs.stages import generations
 from beam_jobs.stages.generations import ExistingDataset
 from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
-from beam_jobs.types import EXTRA_TYPES, Reject
+from beam_jobs.types import EXTRA_TYPES
 
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")

@@ -24,7 +24,7 @@ from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox, thumbnail
 from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 _MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
