@@ -25,7 +25,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 245,
+    "product files": 246,
     "product lines": 49_300,
     "code lines": 30_000,
     "modules at the root of beam_jobs": 12,

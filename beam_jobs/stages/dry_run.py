@@ -27,7 +27,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader, Slice
-from beam_jobs.stages import generations
+from beam_jobs.stages import append, replace
 from beam_jobs.stages.publish import dataset_options, occupied_message
 from beam_jobs.stages.work_dir import check_out, is_published
 from beam_jobs.storage import disk
@@ -267,8 +267,8 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
     entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
-        existing = generations.load_existing(options, source.label_kind, dataset_options(options))
-        return generations.new_entries(entries, existing, options.retry_rejects)
+        existing = append.load_existing(options, source.label_kind, dataset_options(options))
+        return append.new_entries(entries, existing, options.retry_rejects)
     return entries
 
 
@@ -335,7 +335,7 @@ def check(options: IngestOptions) -> None:
     """
     is_addition = options.append or options.retry_rejects
     if is_addition or options.overwrite:
-        generations.check_replaceable(options.out)
+        replace.check_replaceable(options.out)
     if not is_published(options.out):
         check_out(options)
     elif not (is_addition or options.overwrite):
