@@ -14,9 +14,9 @@ from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import lookup, schemas
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
-from components.dataset_gate import measures
+from components.dataset_gate import drift_and_skew
+from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
-from components.dataset_gate.measures import GateDataset
 
 _NAMES = 5  # maximum number of classes named in a finding
 
@@ -290,16 +290,16 @@ def check_dataset(
       baseline: the previous dataset; None if there is none.
     """
     clusters = near_duplicates.find(_looks(dataset), limits.near_distance) if limits.near_leaks else None
-    results = list(measures.skew(dataset, limits))
+    results = list(drift_and_skew.skew(dataset, limits))
     if baseline:
-        results += measures.drift(dataset, baseline.dataset, baseline.name, limits)
+        results += drift_and_skew.drift(dataset, baseline.dataset, baseline.name, limits)
     return Outcome(
         findings=(
             *check_anomalies(anomalies, limits),
             *check_rejects(dataset, limits),
             *check_classes(dataset, limits),
             *check_images(dataset, limits, clusters),
-            *(measures.make_finding(result, limits) for result in results if result.comparison.is_over),
+            *(drift_and_skew.make_finding(result, limits) for result in results if result.comparison.is_over),
         ),
         comparisons=tuple(result.comparison for result in results),
         notes=tuple(notes(dataset, limits, baseline, clusters)),
