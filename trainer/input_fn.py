@@ -299,12 +299,12 @@ def _finish(features: Features, label: tf.Tensor, plan: InputPlan) -> Batch:
     """Runs the ops of batches, and gives the columns the form of the options."""
     features = deliver_columns(features, plan.options)
     if plan.batch_ops:
-        draw, salt, lanes = features[DRAW], plan.batch_salt, plan.mixing_lanes
-        features[IMAGE] = apply_batch_ops(plan.batch_ops, features[IMAGE], draw, salt, lanes)
+        draw, salt, stride = features[DRAW], plan.batch_salt, plan.mixing_stride
+        features[IMAGE] = apply_batch_ops(plan.batch_ops, features[IMAGE], draw, salt, stride)
         if any(isinstance(op, MixingOp) for op in plan.batch_ops):
             if label.dtype == tf.int64:
                 label = tf.one_hot(label, len(plan.dataset.labels))
-            mix = partial(mix_batch_labels, plan.batch_ops, draw=draw, first=salt, lanes=lanes)
+            mix = partial(mix_batch_labels, plan.batch_ops, draw=draw, first=salt, stride=stride)
             if WEIGHT in features:
                 label, features[WEIGHT] = mix_weighted(tf_ops, mix, label, features[WEIGHT])
             else:

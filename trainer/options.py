@@ -233,8 +233,9 @@ class InputOptions(Options):
       shuffle: `window` reads runs of neighbours and shuffles them in a window of `shuffle_mb`; `global` shuffles the
         complete split and reads records one by one; `none` keeps the order of the shards.
       shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.
-      lanes: number of lanes that a pass is divided into, a multiple of the number of hosts. With the same lanes, the
-        order is the same for any number of hosts.
+      lanes: number of lanes, a multiple of the number of hosts. Lanes are the partitions of a pass that hosts share:
+        record p of a pass belongs to lane p mod `lanes`. With the same number, the order is the same for any number of
+        hosts.
       balance: class -> fraction of the records of an epoch, or `uniform` for equal fractions; empty for no balancing.
       cache: `memory` or `disk` cache the result of the first ops that are not random; `auto` decides by size and free
         memory; `none` reads the shards every epoch.

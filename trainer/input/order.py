@@ -1,9 +1,9 @@
 """The index of the records of a split, and the order in which a training reads them.
 
 The order is a pure function of (seed, epoch), computed before anything is read. Runs of neighbouring records are
-shuffled and divided into `lanes`. Position p of the epoch belongs to lane p mod lanes, so a host that owns some of the
-lanes reads complete runs, and every batch is the same for any number of hosts. Inside a lane, the records of a window
-of a few runs are shuffled.
+shuffled and divided into `lanes`, the partitions of an epoch that hosts share. Position p of the epoch belongs to lane
+p mod lanes, so a host that owns some of the lanes reads complete runs, and every batch is the same for any number of
+hosts. Inside a lane, the records of a window of a few runs are shuffled.
 """
 
 from __future__ import annotations

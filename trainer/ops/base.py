@@ -239,11 +239,14 @@ class MixingOp(BatchOp):
     batch_px = 1 << 62
 
     @abstractmethod
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
-        """See `BatchOp`; the distance in the batch between two mixed images is a multiple of `lanes`."""
+    def batch(self, xp: Any, images: Any, numbers: Any, stride: int = 1) -> Any:
+        """See `BatchOp`; the distance in the batch between two mixed images is a multiple of `stride`.
+
+        With the number of lanes of a host as the stride, any number of hosts mixes the same images.
+        """
 
     @abstractmethod
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, numbers: Any, stride: int = 1) -> Any:
         """Returns the mixed labels, float32[batch, classes]."""
 
 

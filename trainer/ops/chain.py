@@ -118,7 +118,7 @@ def run_batch(
     images: Any,
     numbers: Sequence[Any],
     after: Callable[[BatchOp, Any], Any] = lambda _, images: images,
-    lanes: int = 1,
+    stride: int = 1,
 ) -> Any:
     """Runs a chain on a batch.
 
@@ -128,7 +128,7 @@ def run_batch(
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch size may be unknown.
       numbers: float32[batch, draws] for each op.
       after: function of an op and its result that returns the images for the next op.
-      lanes: see `MixingOp`; a divisor of the batch size.
+      stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Raises:
       OptionError: an op does not fit the size of the images.
@@ -140,7 +140,7 @@ def run_batch(
             images = run_index_ops(xp, members, images)  # type: ignore[arg-type]
         else:
             for op, op_numbers in members:
-                arguments = (lanes,) if isinstance(op, MixingOp) else ()
+                arguments = (stride,) if isinstance(op, MixingOp) else ()
                 images = after(op, op.batch(xp, images, op_numbers, *arguments))
     return images
 
@@ -304,7 +304,9 @@ def draw_numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: 
     return result
 
 
-def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1) -> tf.Tensor:
+def apply_batch_ops(
+    ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first: int = 0, stride: int = 1
+) -> tf.Tensor:
     """Runs a chain, or the end of one, on a batch.
 
     The pixels are equal to those of `apply_ops`, or within 1 for ops that `split_position` does not run on batches.
@@ -314,22 +316,22 @@ def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first
       images: uint8[batch, height, width, 3].
       draw: int32[batch, 2].
       first: index of the first op in the complete chain.
-      lanes: see `MixingOp`; a divisor of the batch size.
+      stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Returns:
       uint8[batch, height, width, 3]; float32 after `normalize`.
     """
     numbers = rng.uniform_for_chain(draw, [op.draws if op.random else 0 for op in ops], first)
-    return run_batch(tf_ops, ops, images, numbers, _round_result, lanes)  # type: ignore[arg-type]
+    return run_batch(tf_ops, ops, images, numbers, _round_result, stride)  # type: ignore[arg-type]
 
 
 def mix_batch_labels(
-    ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1
+    ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0, stride: int = 1
 ) -> tf.Tensor:
     """Returns labels float32[batch, classes], mixed like the images of `apply_batch_ops` with the same draws."""
     numbers = rng.uniform_for_chain(draw, [op.draws if op.random else 0 for op in ops], first)
     for op, op_numbers in zip(ops, numbers, strict=True):
-        labels = op.labels(tf_ops, labels, op_numbers, lanes) if isinstance(op, MixingOp) else labels
+        labels = op.labels(tf_ops, labels, op_numbers, stride) if isinstance(op, MixingOp) else labels
     return labels
 
 

@@ -21,7 +21,8 @@ class Mixup(MixingOp):
     """Averages each image with another one of the batch, after Zhang et al. (2018), arXiv 1710.09412.
 
     The weight of the image itself is drawn from Beta(alpha, alpha) for each image. The distance to the partner is the
-    same for all images of a batch, or of a lane, and comes from the draw of the first image.
+    same for all images whose positions in the batch have the same remainder by `stride`, see `MixingOp.batch`, and
+    comes from the random numbers of the first of them.
     """
 
     alpha: float
@@ -32,16 +33,16 @@ class Mixup(MixingOp):
         """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("mixup")
 
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+    def batch(self, xp: Any, images: Any, numbers: Any, stride: int = 1) -> Any:
         """See `MixingOp`; the result is float32."""
         images = xp.cast(images, "float32")
         ratio = self._draw_ratio(xp, numbers)[:, None, None, None]
-        return images * ratio + take_partner(xp, images, numbers, lanes) * (1.0 - ratio)
+        return images * ratio + take_partner(xp, images, numbers, stride) * (1.0 - ratio)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, numbers: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
         ratio = self._draw_ratio(xp, numbers)[:, None]
-        return labels * ratio + take_partner(xp, labels, numbers, lanes) * (1.0 - ratio)
+        return labels * ratio + take_partner(xp, labels, numbers, stride) * (1.0 - ratio)
 
     def _draw_ratio(self, xp: Any, numbers: Any) -> Any:
         ratio = beta(xp, self.alpha, numbers[:, 0])
@@ -65,18 +66,18 @@ class Cutmix(MixingOp):
         """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("cutmix")
 
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+    def batch(self, xp: Any, images: Any, numbers: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
         _, height, width, _ = xp.shape(images)
         rows, columns = self._edges(xp, numbers)
         covered = _is_between(xp, rows, height)[:, :, None, None] & _is_between(xp, columns, width)[:, None, :, None]
-        return xp.where(covered, take_partner(xp, images, numbers, lanes), images)
+        return xp.where(covered, take_partner(xp, images, numbers, stride), images)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, numbers: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
         rows, columns = self._edges(xp, numbers)
         ratio = ((rows[1] - rows[0]) * (columns[1] - columns[0]))[:, None]
-        return labels * (1.0 - ratio) + take_partner(xp, labels, numbers, lanes) * ratio
+        return labels * (1.0 - ratio) + take_partner(xp, labels, numbers, stride) * ratio
 
     def _edges(self, xp: Any, numbers: Any) -> list[tuple[Any, Any]]:
         """Returns begin and end of the rectangle, vertical and horizontal, float32[batch] in 0-1."""
@@ -86,13 +87,13 @@ class Cutmix(MixingOp):
         return [(xp.clip(centre - half, 0.0, 1.0), xp.clip(centre + half, 0.0, 1.0)) for centre in centres]
 
 
-def take_partner(xp: Any, values: Any, numbers: Any, lanes: int = 1) -> Any:
-    """Returns the values of the partner of each image: every lane, rolled by 1 to its length - 1."""
+def take_partner(xp: Any, values: Any, numbers: Any, stride: int = 1) -> Any:
+    """Returns the values of the partner of each image, which is a random multiple of `stride` further in the batch."""
     batch = xp.shape(values)[0]
     index = xp.arange(batch, dtype="int32")
-    first = xp.take(numbers[:, 2], index % lanes, axis=0)
-    shift = pick(xp, first, batch // lanes - 1) + 1
-    return xp.take(values, (index + shift * lanes) % batch, axis=0)
+    first = xp.take(numbers[:, 2], index % stride, axis=0)
+    shift = pick(xp, first, batch // stride - 1) + 1
+    return xp.take(values, (index + shift * stride) % batch, axis=0)
 
 
 def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) -> tuple[Any, Any]:
