@@ -1,6 +1,6 @@
 """Options of the input pipeline and of training, which are checked on creation and pass through TFX as JSON.
 
-By default, the ops of evaluation are derived from those of training: the same geometry without random draws.
+By default, the ops of evaluation are derived from those of training: the same geometry without randomness.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class InputOptions(Options):
       train_ops: ops of training; empty for `decode_random_crop(SIDE)|flip` with `image_side_px`.
       eval_ops: ops of evaluation and serving, none of them random; empty for the geometry of `train_ops`.
       device_ops: ops of training that run on the device, on batches, such as `flip|mixup(0.2)`; empty for none.
-      seed: seed of the order and of the random draws, together with the epoch and the key of the record.
+      seed: seed of the order and of all random numbers, together with the epoch and the key of the record.
       shuffle: `window` reads runs of neighbours and shuffles them in a window of `shuffle_mb`; `global` shuffles the
         complete split and reads records one by one; `none` keeps the order of the shards.
       shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.

@@ -124,7 +124,7 @@ class InputPlan:
 
     @property
     def first_salt(self) -> int:
-        """Index of the first of `image_ops` in the complete chain, so that a cache changes no draws."""
+        """Index of the first of `image_ops` in the complete chain, so that a cache changes no random numbers."""
         return len(self.all_ops) - len(self.batch_ops) - len(self.image_ops)
 
     @property

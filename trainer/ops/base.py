@@ -164,7 +164,7 @@ class Op(Protocol):
     """One step of preprocessing."""
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Number of random numbers that the op takes per image."""
 
     @property
@@ -180,19 +180,19 @@ class Op(Protocol):
         Args:
           features: features of one image: `image`, and optionally `boxes` float32[n, 4] (ymin, xmin, ymax, xmax,
             fractions of the image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
-          numbers: float32[draws] in [0, 1).
+          numbers: float32[random_count] in [0, 1).
         """
 
 
 class ImageOp:
     """Base class of the ops; by default not random and without a change of size."""
 
-    draws: ClassVar[Any] = 0  # a property in ops whose arguments determine it
+    random_count: ClassVar[Any] = 0  # a property in ops whose arguments determine it
 
     @property
     def random(self) -> bool:
         """Whether the op takes random numbers."""
-        return bool(self.draws > 0)
+        return bool(self.random_count > 0)
 
     def size(self, before: Size) -> Size:
         """Returns height and width after the op."""
@@ -212,7 +212,7 @@ class BatchOp(ImageOp, ABC):
         Args:
           xp: `keras.ops` or `trainer.ops.tf_ops`.
           images: [batch, height, width, 3], 0-255, uint8 or float32.
-          numbers: float32[batch, draws].
+          numbers: float32[batch, random_count].
 
         Returns:
           [batch, height, width, 3], 0-255: the type of `images`, or float32 that is not yet rounded.

@@ -25,7 +25,7 @@ class Cutout(BatchOp):
 
     side: int
     fill: int = 0
-    draws: ClassVar[int] = 2
+    random_count: ClassVar[int] = 2
     batch_px = 1 << 62
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -52,7 +52,7 @@ class ColorJitter(BatchOp):
     contrast: float | None = None
     saturation: float | None = None
     hue: float | None = None
-    draws: ClassVar[int] = 4
+    random_count: ClassVar[int] = 4
     batch_px = 0
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:

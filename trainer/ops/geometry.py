@@ -74,7 +74,7 @@ class RandomCrop(IndexOp):
 
     side: int
     keep: float = KEEP
-    draws: ClassVar[int] = 2
+    random_count: ClassVar[int] = 2
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
@@ -102,7 +102,7 @@ class Flip(IndexOp):
     """Mirrors left and right with a probability."""
 
     probability: float = 0.5
-    draws: ClassVar[int] = 1
+    random_count: ClassVar[int] = 1
     moves_window = False
     axis: ClassVar[int] = 1
 
@@ -147,7 +147,7 @@ class Rotate(BatchOp):
     max_degrees: float
     fill: int = 0
     keep: float = KEEP
-    draws: ClassVar[int] = 1
+    random_count: ClassVar[int] = 1
     batch_px = 0  # the kernel for one image rounds differently, and a batch must give the same pixels
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -170,7 +170,7 @@ class Rotate(BatchOp):
 class MultiCrop(ImageOp):
     """Makes `count` random crops of side x side from one image, each followed by its mirror image if `mirror`.
 
-    The next ops run on each of them with separate draws.
+    The next ops run on each of them with separate random numbers.
     """
 
     count: int
@@ -179,7 +179,7 @@ class MultiCrop(ImageOp):
     keep: float = KEEP
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Two numbers per crop."""
         return 2 * self.count
 

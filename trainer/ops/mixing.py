@@ -27,7 +27,7 @@ class Mixup(MixingOp):
 
     alpha: float
     probability: float = 1.0
-    draws: ClassVar[int] = 3
+    random_count: ClassVar[int] = 3
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """Raises `OptionError`, because one image cannot be mixed."""
@@ -60,7 +60,7 @@ class Cutmix(MixingOp):
 
     alpha: float
     probability: float = 1.0
-    draws: ClassVar[int] = 5
+    random_count: ClassVar[int] = 5
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """Raises `OptionError`, because one image cannot be mixed."""

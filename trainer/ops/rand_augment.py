@@ -2,7 +2,7 @@
 
 The ops and their ranges are those of torchvision's `RandAugment`, except that rotation and shear are about the centre
 and bilinear. Each op is an affine map, a table of values, a blend with grey or a blend with the blurred image. So a
-batch needs four kernels, whichever ops its images draw; three of them leave an image unchanged.
+batch needs four kernels, whichever ops its images get; three of them leave an image unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RandAugment(BatchOp):
     batch_px = 0
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Two numbers per op, for its kind and its sign."""
         return 2 * self.count
 

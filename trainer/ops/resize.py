@@ -19,8 +19,8 @@ KEEP = 0.3  # visible fraction of a box after a crop, as in `random_crop_image` 
 # Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Torchvision makes ten attempts.
 _ASPECTS = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
-WINDOW = "window"  # feature with the crop of the first op, if it is drawn per batch
-_WINDOW_DRAWS = 2 * _ATTEMPTS + 2
+WINDOW = "window"  # feature with the crop of the first op, if it is chosen per batch
+_WINDOW_NUMBERS = 2 * _ATTEMPTS + 2
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RandomCropResize(ImageOp):
     min_area: float = 0.08
     method: str = BILINEAR
     keep: float = KEEP
-    draws: ClassVar[int] = _WINDOW_DRAWS
+    random_count: ClassVar[int] = _WINDOW_NUMBERS
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
@@ -74,14 +74,14 @@ class DecodeRandomCrop(ImageOp):
     min_area: float = 0.08
     method: str = BILINEAR
     keep: float = KEEP
-    draws: ClassVar[int] = _WINDOW_DRAWS
+    random_count: ClassVar[int] = _WINDOW_NUMBERS
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
         return self.side, self.side
 
     def window(self, features: Features, numbers: tf.Tensor) -> tf.Tensor:
-        """Draws the crops of a batch of records, ten times faster than one by one: int32[batch, 4], begin and size."""
+        """Returns the crops of a batch, ten times faster than one by one: int32[batch, 4], begin and size."""
         return tf.concat(random_window(_stored_sides(features), self.min_area, numbers), -1)
 
     def on_pixels(self) -> RandomCropResize:
@@ -142,7 +142,7 @@ class ResizeShort(ImageOp):
 
 
 def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws the crops of `RandomCropResize` for one image or a batch, all ten attempts at once.
+    """Chooses the crops of `RandomCropResize` for one image or a batch, all ten attempts at once.
 
     Args:
       sides: int32[..., 2], height and width of the image.

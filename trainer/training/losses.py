@@ -14,7 +14,7 @@ from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from trainer.input.batches import VALID
-from trainer.input.parse import DRAW, WEIGHT
+from trainer.input.parse import IMAGE_SEED, WEIGHT
 from trainer.ops.base import IMAGE
 from trainer.options import BALANCED, TrainOptions
 
@@ -34,7 +34,7 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     Args:
       classes: number of classes.
       multi: whether an image may have several labels.
-      draws: whether the model also takes `draw`, for random ops on the device.
+      draws: whether the model also takes `draw`, the seed of the random ops on the device.
 
     Returns:
       (features, label) -> (images, targets float32[batch, classes]), with a third element where the features have
@@ -46,7 +46,7 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     """
 
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
-        images = {name: features[name] for name in (IMAGE, DRAW)} if draws else features[IMAGE]
+        images = {name: features[name] for name in (IMAGE, IMAGE_SEED)} if draws else features[IMAGE]
         has_targets = multi or label.dtype.is_floating  # ops that mix images return the share of each class
         targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes)
         weights = [features[name] for name in (WEIGHT, VALID) if name in features]

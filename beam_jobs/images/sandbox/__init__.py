@@ -68,7 +68,7 @@ def _read_mask(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> 
 
 
 def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
-    """Draws an image as `thumbnail.draw` does, in another process.
+    """Renders an image as `thumbnail.render` does, in another process.
 
     Raises:
       BadImage: the image is over a limit, cannot be decoded, or takes too long.
