@@ -189,8 +189,7 @@ def _describe(entry: ImageRef | Reject, reader: Reader, rejecting: bool) -> byte
         return json.dumps([row, bad.detail], sort_keys=True).encode()
     except Unreadable as fault:
         if not rejecting:
-            raise Unreadable(
-                f"{entry.key} cannot be read: {fault}; repair that, or set unreadable to reject"
-            ) from fault
+            message = f"{entry.key} cannot be read: {fault}; repair the cause, or set unreadable to reject"
+            raise Unreadable(message) from fault
         return json.dumps([row, str(fault)], sort_keys=True).encode()
     return json.dumps([row, *(hashlib.sha256(part).hexdigest() for part in (data, mask))], sort_keys=True).encode()

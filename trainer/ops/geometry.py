@@ -248,11 +248,11 @@ def _stack_ragged(rows: list[tf.Tensor]) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(tf.concat(rows, 0), lengths)
 
 
-def _sample(image: tf.Tensor, maps: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
-    # `base.warp` takes thirty kernels. This one truncates fractions of integers, so the image is cast to floats.
+def _sample(image: tf.Tensor, transform: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
+    # One kernel call instead of the thirty of `base.warp`. It truncates fractions of integers, hence the floats.
     sampled = tf.raw_ops.ImageProjectiveTransformV3(
         images=tf.cast(image, tf.float32)[None],
-        transforms=tf.concat([tf.reshape(maps, [1, 6]), tf.zeros([1, 2])], axis=1),
+        transforms=tf.concat([tf.reshape(transform, [1, 6]), tf.zeros([1, 2])], axis=1),
         output_shape=tf.shape(image)[:2],
         fill_value=float(fill),
         interpolation=interpolation,
