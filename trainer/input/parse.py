@@ -253,7 +253,7 @@ class DecodeRaw(ImageOp):
         """Returns the stored size."""
         return self.height, self.width
 
-    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         stored = features[IMAGE]
         shape = tf.concat([tf.shape(stored), [self.height, self.width, 3]], 0)
@@ -272,9 +272,9 @@ class DecodeSized(Decode):
         """Returns the stored size, so that the ops after this one may run on batches."""
         return self.height, self.width
 
-    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        decoded = super().__call__(features, numbers)
+        decoded = super().__call__(features, uniforms)
         return {**decoded, IMAGE: tf.ensure_shape(decoded[IMAGE], [self.height, self.width, 3])}
 
 

@@ -116,7 +116,7 @@ def run_batch(
     xp: Any,
     ops: Sequence[BatchOp],
     images: Any,
-    numbers: Sequence[Any],
+    uniforms: Sequence[Any],
     after: Callable[[BatchOp, Any], Any] = lambda _, images: images,
     stride: int = 1,
 ) -> Any:
@@ -126,22 +126,22 @@ def run_batch(
       xp: `keras.ops` or `trainer.ops.tf_ops`.
       ops: ops of the chain.
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch size may be unknown.
-      numbers: float32[batch, random_count] for each op.
+      uniforms: float32[batch, random_count] for each op.
       after: function of an op and its result that returns the images for the next op.
       stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Raises:
       OptionError: an op does not fit the size of the images.
     """
-    steps = zip(ops, numbers, strict=True)
+    steps = zip(ops, uniforms, strict=True)
     for is_index_op, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], IndexOp)):
         members = list(group)
         if is_index_op and any(op.moves_window for op, _ in members):  # type: ignore[attr-defined]
             images = run_index_ops(xp, members, images)  # type: ignore[arg-type]
         else:
-            for op, op_numbers in members:
+            for op, op_uniforms in members:
                 arguments = (stride,) if isinstance(op, MixingOp) else ()
-                images = after(op, op.batch(xp, images, op_numbers, *arguments))
+                images = after(op, op.batch(xp, images, op_uniforms, *arguments))
     return images
 
 
@@ -273,12 +273,12 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
     """
     counts = [op.random_count for op in ops]
     has_numbers = NUMBERS in features
-    numbers = tf.split(features[NUMBERS], counts) if has_numbers else rng.uniform_for_chain(draw, counts, first)
+    uniforms = tf.split(features[NUMBERS], counts) if has_numbers else rng.uniform_for_chain(draw, counts, first)
     for position, op in enumerate(ops):
         if isinstance(op, MultiCrop) and op.outputs > 1:
-            parts = op.parts(features, numbers[position])
+            parts = op.parts(features, uniforms[position])
             return _apply_to_parts(ops[position + 1 :], parts, draw, first + position + 1)
-        features = op(features, numbers[position])
+        features = op(features, uniforms[position])
     return {name: value for name, value in features.items() if name not in RANDOM_FEATURES}
 
 
@@ -297,10 +297,10 @@ def draw_numbers(ops: Sequence[Op], features: Features, image_seed: tf.Tensor, f
     counts = [op.random_count for op in ops]
     if not any(counts) or outputs(ops) > 1:
         return dict(features)
-    numbers = rng.uniform_for_chain(image_seed, counts, first)
-    result = {**features, NUMBERS: tf.concat(numbers, -1)}
+    uniforms = rng.uniform_for_chain(image_seed, counts, first)
+    result = {**features, NUMBERS: tf.concat(uniforms, -1)}
     if isinstance(ops[0], DecodeRandomCrop):
-        result[WINDOW] = ops[0].window(features, numbers[0])
+        result[WINDOW] = ops[0].window(features, uniforms[0])
     return result
 
 
@@ -321,17 +321,17 @@ def apply_batch_ops(
     Returns:
       uint8[batch, height, width, 3]; float32 after `normalize`.
     """
-    numbers = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
-    return run_batch(tf_ops, ops, images, numbers, _round_result, stride)  # type: ignore[arg-type]
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    return run_batch(tf_ops, ops, images, uniforms, _round_result, stride)  # type: ignore[arg-type]
 
 
 def mix_batch_labels(
     ops: Sequence[Op], labels: tf.Tensor, image_seed: tf.Tensor, first: int = 0, stride: int = 1
 ) -> tf.Tensor:
     """Returns labels float32[batch, classes], mixed like the images of `apply_batch_ops` with the same seeds."""
-    numbers = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
-    for op, op_numbers in zip(ops, numbers, strict=True):
-        labels = op.labels(tf_ops, labels, op_numbers, stride) if isinstance(op, MixingOp) else labels
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    for op, op_uniforms in zip(ops, uniforms, strict=True):
+        labels = op.labels(tf_ops, labels, op_uniforms, stride) if isinstance(op, MixingOp) else labels
     return labels
 
 

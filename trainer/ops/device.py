@@ -85,8 +85,8 @@ def mix_labels(ops: Sequence[DeviceOp], labels: Any, image_seed: Any) -> Any:
     Returns:
       float32[batch, classes].
     """
-    for op, numbers in zip(ops, _numbers(ops, image_seed), strict=True):
-        labels = op.labels(xp, labels, numbers) if isinstance(op, MixingOp) else labels
+    for op, uniforms in zip(ops, _numbers(ops, image_seed), strict=True):
+        labels = op.labels(xp, labels, uniforms) if isinstance(op, MixingOp) else labels
     return labels
 
 
