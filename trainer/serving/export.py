@@ -166,7 +166,7 @@ class DecodeSource(Decode):
 
     pixels: PixelOptions = field(default_factory=PixelOptions)
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class.
 
         Raises:
