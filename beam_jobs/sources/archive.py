@@ -225,7 +225,7 @@ class _BoundedStream:
 
     def read(self, length: int | None = None) -> bytes:
         if length is not None and not 0 <= length <= self._limit:
-            raise zipfile.BadZipFile(f"a header claims {length} bytes")
+            raise zipfile.BadZipFile(f"a header declares {length} bytes")
         return self._stream.read(self._limit if length is None else length)
 
 

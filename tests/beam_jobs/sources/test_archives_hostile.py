@@ -332,7 +332,7 @@ def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
     source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS)), TableColumns())
     assert len(list(source.entries())) == 3
     monkeypatch.setattr(archive_members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
-    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: a header claims \d+ bytes$"):
+    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: a header declares \d+ bytes$"):
         list(source.entries())
 
 
