@@ -180,7 +180,7 @@ class Op(Protocol):
         Args:
           features: features of one image: `image`, and optionally `boxes` float32[n, 4] (ymin, xmin, ymax, xmax,
             fractions of the image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
-          uniforms: float32[random_count] in [0, 1).
+          uniforms: float32[random_count], random numbers in [0, 1).
         """
 
 
