@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from beam_jobs.ingest import run
     from beam_jobs.inspect import FeatureSummary, FileSummary, find_record, summarise_file
     from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
-    from beam_jobs.types import RejectReason
+    from beam_jobs.rejects import RejectReason
 
 __all__ = [
     "ChannelStatistics",
@@ -119,16 +119,8 @@ _MODULES = {
     ),
     "ingest": ("run",),
     "inspect": ("FeatureSummary", "FileSummary", "find_record", "summarise_file"),
-    "dataset.manifest": (
-        "ChannelStatistics",
-        "ImageCounts",
-        "Manifest",
-        "Remarks",
-        "Shard",
-        "SplitInfo",
-        "load",
-    ),
-    "types": ("RejectReason",),
+    "dataset.manifest": ("ChannelStatistics", "ImageCounts", "Manifest", "Remarks", "Shard", "SplitInfo", "load"),
+    "rejects": ("RejectReason",),
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from beam_jobs.common import strings
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 
 class Fault(NamedTuple):

@@ -23,13 +23,14 @@ from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.rejects import Reject
 from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import examine, generations, resume, work_dir, write
+from beam_jobs.stages import append, examine, replace, resume, work_dir, write
+from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
-from beam_jobs.stages.generations import ExistingDataset
 from beam_jobs.stages.publish import (
     SourceFacts,
     check_unpublished,
@@ -52,7 +53,7 @@ from beam_jobs.stages.write import (
     unit_name,
 )
 from beam_jobs.storage import disk
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 _LISTED_REJECTS = 3
 _NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte
@@ -105,25 +106,25 @@ def run(
 
     _check_before_writing(options)
     with work_dir.exclusive(options.out):
-        generations.recover(options.out)
+        replace.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
-            existing = generations.load_existing(options, source.label_kind, dataset_options(options))
-            if not any(True for _ in generations.new_entries(source.entries(), existing, options.retry_rejects)):
+            existing = append.load_existing(options, source.label_kind, dataset_options(options))
+            if not any(True for _ in append.new_entries(source.entries(), existing, options.retry_rejects)):
                 report(f"nothing to add: {options.out} knows every image of {options.source}")
                 return existing.manifest
         if not (options.overwrite or existing):
             return build(options.out)
         with disk.explain_errors("replacing the dataset", options.out):
-            return generations.replace_dataset(options.out, build)
+            return replace.replace_dataset(options.out, build)
 
 
 def _check_before_writing(options: IngestOptions) -> None:
     """Raises `OptionError` for an output that the options do not allow, before its lock is written."""
     if options.append or options.retry_rejects or options.overwrite:
-        generations.check_replaceable(options.out)
+        replace.check_replaceable(options.out)
         if not options.overwrite:
-            generations.check_published(options)
+            append.check_published(options)
     # A dataset is refused under the lock, which also removes the lock of a run that was killed after publishing.
     elif not work_dir.is_published(options.out):
         work_dir.check_out(options)
@@ -204,7 +205,7 @@ class _Ingest:
         entries = self.source.entries(hidden.add)
         if not self.existing:
             return entries
-        return generations.new_entries(entries, self.existing, self.options.retry_rejects)
+        return append.new_entries(entries, self.existing, self.options.retry_rejects)
 
     def _retried_keys(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
         """Returns the keys of old rejects that this run examined."""

@@ -42,7 +42,7 @@ def line(name: str, row: Mapping[str, Any]) -> str:
     )
     above = f"at most {row['peak_above_mb']:,.0f} above, {row['of_budget']:.2f} of a budget of {row['budget_mb']:,.0f}"
     goals = f"(goals {row['growth_goal']:.0%}, {row['of_budget_goal']})"
-    return f"{name:<46}{levels}: growth {row['growth']:.1%}, {above} {goals}"
+    return f"{name:<60}{levels}: growth {row['growth']:.1%}, {above} {goals}"
 
 
 def summary(start: int, samples: Sequence[int], images: int, budget: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from beam_jobs.images import process
+from beam_jobs.images import perceptual_hash
 from beam_jobs.planning import near_duplicates
 
 _CROPS = "photographs"
@@ -64,7 +64,7 @@ def _show(name: str, shares: list[float]) -> None:
 
 def _measure(files: list[bytes]) -> near_duplicates.Appearances:
     pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
-    means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
+    means, variances, hashes = zip(*(perceptual_hash.moments_and_dhash(image) for image in pixels), strict=True)
     height, width = np.array([image.shape[:2] for image in pixels]).T
     return near_duplicates.measure(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
 

@@ -214,7 +214,7 @@ PAIRS = (
         base_is="one crop of each image, which is decoded for each",
     ),
     Pair(
-        name="masks beside the images",
+        name="images with masks",
         option=lambda data: reading_subject(data, data.pairs(), targets=("mask",)),
         base=lambda data: reading_subject(data, data.pairs()),
         base_is=_WITHOUT,
@@ -305,7 +305,7 @@ def sizes(data: Data, say: Callable[[str], object] = print) -> dict[str, dict[st
             "ratio": size / plain,
             "base_is": _PLAIN,
         }
-        say(f"{name:<46}{size:>9,.1f} MB         base {plain:>8,.1f}   ratio {size / plain:6.3f}   {_PLAIN}")
+        say(f"{name:<60}{size:>9,.1f} MB         base {plain:>8,.1f}   ratio {size / plain:6.3f}   {_PLAIN}")
     return results
 
 

@@ -20,7 +20,7 @@ from beam_jobs.common.settings import from_mapping
 from pipeline.cli import cli
 from pipeline.cli.ingest import parse_engine
 from pipeline.config import build
-from pipeline.settings.catalog import target_options
+from pipeline.settings.known_settings import target_options
 from pipeline.settings.layers import gather
 
 ROOT = Path(__file__).parent.parent

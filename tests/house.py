@@ -25,9 +25,9 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 244,
-    "product lines": 49_300,
-    "code lines": 30_000,
+    "product files": 247,
+    "product lines": 49_400,
+    "code lines": 30_100,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

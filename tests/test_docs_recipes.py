@@ -34,7 +34,7 @@ def test_the_overview_has_the_name_of_every_page():
 def problems(page: str) -> list[str]:
     """What a recipe lacks: one example, links and tests that are there, and a measurement or that there is none."""
     links = re.findall(r"\]\(\.\./([\w-]+)\.md(?:#([\w-]+))?\)", part(page, "More"))
-    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", part(page, "Proof"))
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", part(page, "Tests"))
     found = ["one example"] if len(FENCE.findall(text_of(page))) != 1 else []
     found += [] if links else ["a link"]
     found += [] if tests else ["a test"]

@@ -14,7 +14,7 @@ from trainer.input import cache, windowed_reader
 from trainer.input.batches import VALID, batch_count, count_images, iterate_passes, pad_if_needed, set_cardinality
 from trainer.input.checks import check_options, check_room, check_shape, check_start
 from trainer.input.parse import (
-    DRAW,
+    IMAGE_SEED,
     KEY,
     LABEL,
     WEIGHT,
@@ -22,7 +22,7 @@ from trainer.input.parse import (
     batch_ragged,
     decode_mask,
     deliver_columns,
-    derive_draws,
+    derive_image_seeds,
     parse,
 )
 from trainer.input.plan import InputPlan, evaluation_ops, find_first_record, find_last_record, make_plan
@@ -45,13 +45,13 @@ from trainer.ops import (
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_CROP_FEATURES = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
+_CROP_FEATURES = (IMAGE, MASK, BOXES, BOX_LABELS, IMAGE_SEED)
 # Each window goes to one worker, so that the workers together deliver each record once.
 _SHARDING = tf.data.experimental.service.ShardingPolicy.DYNAMIC
 Batch: TypeAlias = tuple[Features, tf.Tensor]
 __all__ = [
-    "DRAW",
     "FOREVER",
+    "IMAGE_SEED",
     "KEY",
     "VALID",
     "check_options",
@@ -74,7 +74,7 @@ def make_dataset(
 ) -> tf.data.Dataset:
     """Builds the input pipeline of one split.
 
-    The order and every random draw are a pure function of (seed, epoch): the same call gives the same batches, and a
+    The order and every random number are a pure function of (seed, epoch): the same call gives the same batches, and a
     later `start` gives exactly the remaining ones.
 
     Each iteration of a dataset of training is the next pass. With one epoch, the first pass is the epoch of `start`,
@@ -242,9 +242,9 @@ def _parse_windows(windows: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset
     size = plan.options.parse_batch
     parse_batch = partial(parse, spec=plan.spec, dataset=plan.dataset, seed=plan.options.seed)
 
-    def split(serialized: tf.Tensor, indices: tf.Tensor, draws: tf.Tensor) -> tf.data.Dataset:
-        slices = tf.data.Dataset.from_tensor_slices((indices, draws)).batch(size)
-        return slices.map(lambda index, draw: (tf.gather(serialized, index), draw))
+    def split(serialized: tf.Tensor, indices: tf.Tensor, seed_epochs: tf.Tensor) -> tf.data.Dataset:
+        slices = tf.data.Dataset.from_tensor_slices((indices, seed_epochs)).batch(size)
+        return slices.map(lambda index, epoch: (tf.gather(serialized, index), epoch))
 
     return _map(windows.flat_map(split), parse_batch, plan)
 
@@ -254,8 +254,8 @@ def _map(stream: tf.data.Dataset, function: Callable[..., Any], plan: InputPlan)
 
 
 def _add_random_numbers(features: Features, plan: InputPlan) -> Features:
-    """Adds the random numbers of a batch of records; drawing them per record takes a tenth of the time of a decode."""
-    return draw_numbers(plan.image_ops, features, features[DRAW], plan.first_salt)
+    """Adds the random numbers of a batch of records; one record at a time takes a tenth of the time of a decode."""
+    return draw_numbers(plan.image_ops, features, features[IMAGE_SEED], plan.first_salt)
 
 
 def _load_cache(plan: InputPlan) -> Features:
@@ -272,7 +272,7 @@ def _load_cache(plan: InputPlan) -> Features:
 def _gather_cached(windows: tf.data.Dataset, cached: Features, plan: InputPlan) -> tf.data.Dataset:
     def pick(window: windowed_reader.Window) -> Features:
         features = {name: tf.gather(values, window.numbers) for name, values in cached.items()}
-        return {**features, DRAW: derive_draws(features[KEY], window.draws, plan.options.seed)}
+        return {**features, IMAGE_SEED: derive_image_seeds(features[KEY], window.seed_epochs, plan.options.seed)}
 
     slices = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(plan.batch))
     return _map(slices, pick, plan)
@@ -280,9 +280,9 @@ def _gather_cached(windows: tf.data.Dataset, cached: Features, plan: InputPlan) 
 
 def _prepare(row: Features, plan: InputPlan) -> Batch:
     """Runs the ops on one image, or on a batch of a vectorised pipeline."""
-    features = apply_ops(plan.image_ops, decode_mask(row), row[DRAW], plan.first_salt)
+    features = apply_ops(plan.image_ops, decode_mask(row), row[IMAGE_SEED], plan.first_salt)
     if plan.crops > 1:
-        features[DRAW] = rng.split(row[DRAW], plan.crops)
+        features[IMAGE_SEED] = rng.split(row[IMAGE_SEED], plan.crops)
     for name in (record.HEIGHT, record.WIDTH):  # size of the stored image, unused after the ops
         features.pop(name)
     label = features.pop(LABEL)
@@ -299,12 +299,12 @@ def _finish(features: Features, label: tf.Tensor, plan: InputPlan) -> Batch:
     """Runs the ops of batches, and gives the columns the form of the options."""
     features = deliver_columns(features, plan.options)
     if plan.batch_ops:
-        draw, salt, lanes = features[DRAW], plan.batch_salt, plan.mixing_lanes
-        features[IMAGE] = apply_batch_ops(plan.batch_ops, features[IMAGE], draw, salt, lanes)
+        image_seed, salt, stride = features[IMAGE_SEED], plan.batch_salt, plan.mixing_stride
+        features[IMAGE] = apply_batch_ops(plan.batch_ops, features[IMAGE], image_seed, salt, stride)
         if any(isinstance(op, MixingOp) for op in plan.batch_ops):
             if label.dtype == tf.int64:
                 label = tf.one_hot(label, len(plan.dataset.labels))
-            mix = partial(mix_batch_labels, plan.batch_ops, draw=draw, first=salt, lanes=lanes)
+            mix = partial(mix_batch_labels, plan.batch_ops, image_seed=image_seed, first=salt, stride=stride)
             if WEIGHT in features:
                 label, features[WEIGHT] = mix_weighted(tf_ops, mix, label, features[WEIGHT])
             else:

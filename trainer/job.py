@@ -27,7 +27,6 @@ from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
 from trainer.input.corrupt_records import clean_error_text, explain
-from trainer.input.memory import memory_table
 from trainer.input.order import replaced_message
 from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
@@ -38,6 +37,7 @@ from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, check_monitor, timed
 from trainer.training.checkpoint import Checkpoints, Progress
+from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
 from trainer.training.strategy import check_batch, distribute, scope, strategy_host

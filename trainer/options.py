@@ -1,6 +1,6 @@
 """Options of the input pipeline and of training, which are checked on creation and pass through TFX as JSON.
 
-By default, the ops of evaluation are derived from those of training: the same geometry without random draws.
+By default, the ops of evaluation are derived from those of training: the same geometry without randomness.
 """
 
 from __future__ import annotations
@@ -229,12 +229,13 @@ class InputOptions(Options):
       train_ops: ops of training; empty for `decode_random_crop(SIDE)|flip` with `image_side_px`.
       eval_ops: ops of evaluation and serving, none of them random; empty for the geometry of `train_ops`.
       device_ops: ops of training that run on the device, on batches, such as `flip|mixup(0.2)`; empty for none.
-      seed: seed of the order and of the random draws, together with the epoch and the key of the record.
+      seed: seed of the order and of all random numbers, together with the epoch and the key of the record.
       shuffle: `window` reads runs of neighbours and shuffles them in a window of `shuffle_mb`; `global` shuffles the
         complete split and reads records one by one; `none` keeps the order of the shards.
       shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.
-      lanes: number of lanes that a pass is divided into, a multiple of the number of hosts. With the same lanes, the
-        order is the same for any number of hosts.
+      lanes: number of lanes, a multiple of the number of hosts. Lanes are the partitions of a pass that hosts share:
+        record p of a pass belongs to lane p mod `lanes`. With the same number, the order is the same for any number of
+        hosts.
       balance: class -> fraction of the records of an epoch, or `uniform` for equal fractions; empty for no balancing.
       cache: `memory` or `disk` cache the result of the first ops that are not random; `auto` decides by size and free
         memory; `none` reads the shards every epoch.

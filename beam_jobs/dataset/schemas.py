@@ -20,9 +20,10 @@ from beam_jobs import storage
 from beam_jobs.common.strings import unknown
 from beam_jobs.dataset import record
 from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
 from beam_jobs.storage import parquet
-from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
+from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef
 
 # The item field of a list has the name `item` in the files of every release; newer versions of Arrow write `element`.
 _PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}

@@ -21,7 +21,8 @@ from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.headers import UPRIGHT, Header, open_image, read_header
 from beam_jobs.images.normalise import Geometry, upright_size
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import Annotations, ImageObject, RecordObject, RejectReason
+from beam_jobs.rejects import RejectReason
+from beam_jobs.types import Annotations, ImageObject, RecordObject
 
 _MASK_FORMATS = ("png", "tiff", "bmp")
 _INTEGERS = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of more than 8 bits

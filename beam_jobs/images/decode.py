@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beam_jobs.errors import BadImage
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from beam_jobs.errors import BadImage
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 UPRIGHT = 1
 

@@ -13,7 +13,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import header_formats
 from beam_jobs.images.header_formats import UPRIGHT, Header, bad_header
 from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 __all__ = ["UPRIGHT", "Header", "gate", "open_image", "read_header", "sniff"]
 
@@ -97,8 +97,7 @@ def _check_size(header: Header, size: str, limits: ImageLimits) -> None:
         raise BadImage(RejectReason.TOO_SMALL, f"{size}; min_side_px is {limits.min_side_px}")
     if long > limits.max_side_px or short * long > limits.max_pixels:
         raise BadImage(
-            RejectReason.TOO_LARGE,
-            f"{size}; max_side_px is {limits.max_side_px}, max_pixels is {limits.max_pixels}",
+            RejectReason.TOO_LARGE, f"{size}; max_side_px is {limits.max_side_px}, max_pixels is {limits.max_pixels}"
         )
     if header.format == "webp" and header.frames > 1 and short * long > limits.max_pixels // _ANIMATED_WEBP_FACTOR:
         raise BadImage(

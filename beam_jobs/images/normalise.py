@@ -18,7 +18,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked
 from beam_jobs.images.headers import UPRIGHT, Header, open_image
 from beam_jobs.options import PixelOptions
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 STORED_FORMATS = ("jpeg", "png")  # what the trainer's decoder reads on every code path
 _LOSSY = ("jpeg", "webp")  # PNG would multiply the size of these without any gain

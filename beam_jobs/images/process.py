@@ -9,67 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 
-import cv2
 import google_crc32c
 import numpy as np
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.headers import Header, gate, read_header
+from beam_jobs.images.perceptual_hash import difference_hash, moments_and_dhash
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
-
-Triple = tuple[float, float, float]
-
-
-def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
-    """Returns the results of `moments` and `difference_hash`, at the cost of splitting the channels once.
-
-    Args:
-      pixels: uint8[height, width, 3].
-    """
-    planes = cv2.split(pixels)
-    mean, variance = _moments(planes)
-    return mean, variance, _dhash(planes[1])
-
-
-def moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
-    """Returns mean and population variance of each channel, in levels of 0-255.
-
-    Args:
-      pixels: uint8[height, width, 3].
-    """
-    return _moments(cv2.split(pixels))
-
-
-def difference_hash(pixels: np.ndarray) -> int:
-    """Returns the 64-bit difference hash of an image as a signed integer.
-
-    A bit is set when green increases from one cell to the next in a row of an 8 x 9 grid, so scale, compression and
-    brightness hardly change the hash. Source: N. Krawetz, "Kind of Like That" (2013). Green makes up six tenths of
-    brightness. Pixels are sampled before they are averaged: half the size or a JPEG quality of 30 then changes 1.3 bits
-    on average instead of 0.6, at a thirtieth of the cost.
-
-    Args:
-      pixels: uint8[height, width, 3].
-    """
-    return _dhash(np.ascontiguousarray(pixels[..., 1]))
-
-
-def _moments(planes: Sequence[np.ndarray]) -> tuple[Triple, Triple]:
-    red, green, blue = (cv2.meanStdDev(plane) for plane in planes)  # takes half the time of all channels at once
-    mean = (red[0].item(), green[0].item(), blue[0].item())
-    return mean, (red[1].item() ** 2, green[1].item() ** 2, blue[1].item() ** 2)
-
-
-def _dhash(green: np.ndarray) -> int:
-    sampled = cv2.resize(green, (72, 64), interpolation=cv2.INTER_LINEAR)  # 64 samples per cell
-    cells = cv2.resize(sampled, (9, 8), interpolation=cv2.INTER_AREA)
-    bits = np.packbits(cells[:, 1:] > cells[:, :-1])
-    return int.from_bytes(bits.tobytes(), "big", signed=True)
-
 
 FULL_SIZE_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss does not affect training
 _HASHED_SIDE = 64  # pixels; with a smaller decode the perceptual hash would miss half of the near duplicates
@@ -149,11 +98,7 @@ def _examine_resized(
 def _add_source_facts(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
     height, width = normalise.upright_size(header)
     return dataclasses.replace(
-        facts,
-        source_format=header.format,
-        source_height=height,
-        source_width=width,
-        normalised="+".join(reasons),
+        facts, source_format=header.format, source_height=height, source_width=width, normalised="+".join(reasons)
     )
 
 

@@ -1,4 +1,4 @@
-"""Thumbnails of images for HTML pages. A decoder process draws them; see `sandbox.thumbnail`."""
+"""Thumbnails of images for HTML pages. A decoder process renders them; see `sandbox.thumbnail`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageFile
 from beam_jobs.errors import BadImage
 from beam_jobs.images import headers
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 TINY_PX = 64  # sides up to this are stored without loss, and enlarged without blur
 _QUALITY = 78
@@ -24,7 +24,7 @@ class ThumbnailOptions:
       side_px: maximum of the long side, in pixels; smaller images keep their size.
       raw_size: height and width when the data is raw pixels, uint8[height, width, 3]; None for a file.
       damaged: whether the file may be damaged, and of any format that the ingest reads: pixels that cannot be decoded
-        are then drawn as the decoder leaves them. Otherwise it is an intact JPEG or PNG file.
+        are then shown as the decoder leaves them. Otherwise it is an intact JPEG or PNG file.
     """
 
     side_px: int
@@ -47,8 +47,8 @@ class Thumbnail:
     height: int
 
 
-def draw(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Thumbnail:
-    """Draws a thumbnail in RGB.
+def render(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Thumbnail:
+    """Renders a thumbnail in RGB.
 
     Raises:
       BadImage: the image is over a limit or cannot be decoded.

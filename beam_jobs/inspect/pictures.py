@@ -20,7 +20,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import headers, sandbox
 from beam_jobs.inspect.summary import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 # Looser than the ingest where that is cheap; a shorter time, because a user waits for the result.
 _LIMITS = ImageLimits(min_side_px=1, max_aspect=10_000.0, max_bytes=64 << 20, max_seconds=10.0)

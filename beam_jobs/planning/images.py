@@ -23,7 +23,7 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.labels import label_sets
 from beam_jobs.planning.near_duplicates import Appearances, NearClusters
-from beam_jobs.types import Reject, RejectReason
+from beam_jobs.rejects import Reject, RejectReason
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500

@@ -17,7 +17,7 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.planning import splits
 from beam_jobs.planning.images import Images, find_sets, open_images
 from beam_jobs.planning.labels import label_indices, vocabulary
-from beam_jobs.types import Reject
+from beam_jobs.rejects import Reject
 
 _MAX_EXAMPLES = 20
 

@@ -119,7 +119,7 @@ class _Pipeline(beam.Pipeline):
     """A pipeline whose graph is checked before it is sent."""
 
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
-        # The check works with any image; with the real one Beam would pack the code once more.
+        # The check needs no real container image; with it, Beam would pack the code once more.
         environment = DockerEnvironment.from_container_image("unused")
         check_graph(self.to_runner_api(default_environment=environment))
         with _explain_errors(), _without_logs():

@@ -225,7 +225,7 @@ def _fetch(url: str, path: str) -> None:
 
 
 def _checksum(url: str) -> tuple[str, str]:
-    """Returns the algorithm and the value of the strongest checksum beside a file."""
+    """Returns the algorithm and the value of the strongest checksum that is published with a file."""
     for algorithm in _CHECKSUMS:
         if words := _fetch_text(f"{url}.{algorithm}").split():
             return algorithm, words[0].lower()
@@ -233,7 +233,9 @@ def _checksum(url: str) -> tuple[str, str]:
         raise OptionError(
             f"there is no job server at {url} (404); correct flink_version or job_server_jar, or {_OFFLINE}"
         )
-    raise OptionError(f"{url} has no checksum beside it ({', '.join(_CHECKSUMS)}), so it is not trusted; {_OFFLINE}")
+    raise OptionError(
+        f"no checksum of {url} is published ({', '.join(_CHECKSUMS)}), so the file is not trusted; {_OFFLINE}"
+    )
 
 
 def _url_exists(url: str) -> bool:

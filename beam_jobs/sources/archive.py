@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, hidden_part, ignore, scan_reject
 from beam_jobs.sources.containers import Container, OpenContainer
@@ -24,7 +25,7 @@ from beam_jobs.sources.row_reader import extra_kinds, value_kind
 from beam_jobs.sources.tar_headers import TarHeaders, TarMember
 from beam_jobs.sources.webdataset import MAX_SIDECAR_BYTES, Member, Sample, SampleReader, clean_name, samples
 from beam_jobs.storage import decompress
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 _CHECKED_SAMPLES = 100  # a field that is in none of these first samples is reported as missing
 
@@ -224,7 +225,7 @@ class _BoundedStream:
 
     def read(self, length: int | None = None) -> bytes:
         if length is not None and not 0 <= length <= self._limit:
-            raise zipfile.BadZipFile(f"a header claims {length} bytes")
+            raise zipfile.BadZipFile(f"a header declares {length} bytes")
         return self._stream.read(self._limit if length is None else length)
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from beam_jobs import storage
 from beam_jobs.errors import BadImage
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.rejects import Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: the limit of Linux for a path
 _SHOWN_CHARACTERS = 200  # of a name above that limit

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printable, reference, scan_reject
 from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 _MAX_CHECKED = 10_000  # rejects; when a source starts with more of them, `max_reject_ratio` decides
 _NO_NAMES = frozenset({"", ".", ".."})
@@ -144,11 +145,7 @@ def _reference(key: str, label_kind: str, size: int = 0, mtime_ns: int = 0) -> I
     label, separator, _ = key.partition("/")
     # The uri is relative, so that a dataset neither depends on nor contains the path of the source.
     return ImageRef(
-        key=key,
-        uri=key,
-        label=label if separator and label_kind == "single" else "",
-        bytes=size,
-        mtime_ns=mtime_ns,
+        key=key, uri=key, label=label if separator and label_kind == "single" else "", bytes=size, mtime_ns=mtime_ns
     )
 
 

@@ -15,10 +15,11 @@ from beam_jobs import storage
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.images.annotations import box_fault
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import MAX_NAME_BYTES, OnHidden, ignore, printable, scan_reject
 from beam_jobs.sources.row_reader import RowReader, extra_kinds, refuse_other_buckets, value_kind
-from beam_jobs.types import Annotations, ImageObject, ImageRef, Reject, RejectReason
+from beam_jobs.types import Annotations, ImageObject, ImageRef
 
 Id = int | str
 

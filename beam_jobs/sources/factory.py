@@ -18,6 +18,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.rejects import Reject
 from beam_jobs.sources import row_reader
 from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.base import OnHidden, ignore
@@ -27,7 +28,7 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.table import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.sources.tfrecord import TfrecordSource
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _SUFFIXES = {
@@ -188,8 +189,7 @@ def _describe(entry: ImageRef | Reject, reader: Reader, rejecting: bool) -> byte
         return json.dumps([row, bad.detail], sort_keys=True).encode()
     except Unreadable as fault:
         if not rejecting:
-            raise Unreadable(
-                f"{entry.key} cannot be read: {fault}; repair that, or set unreadable to reject"
-            ) from fault
+            message = f"{entry.key} cannot be read: {fault}; repair the cause, or set unreadable to reject"
+            raise Unreadable(message) from fault
         return json.dumps([row, str(fault)], sort_keys=True).encode()
     return json.dumps([row, *(hashlib.sha256(part).hexdigest() for part in (data, mask))], sort_keys=True).encode()

@@ -27,7 +27,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 PATIENCE = 10  # timeouts within which a response must be complete
 _MAX_HOSTS = 32  # with idle connections; with 8 connections each they stay far below the limit of open files

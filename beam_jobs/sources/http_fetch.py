@@ -13,7 +13,7 @@ import time
 from beam_jobs.common.strings import plural
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 _FIRST_PAUSE_S = 0.5  # doubled for every further attempt
 _MAX_PAUSE_S = 30.0

@@ -14,9 +14,9 @@ from beam_jobs import storage
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.options import HttpOptions
+from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.storage import decompress
-from beam_jobs.types import RejectReason
 
 STORED = "stored"  # the bytes as they are
 DEFLATE = "deflate"  # a compressed member of a zip archive

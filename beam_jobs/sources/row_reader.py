@@ -16,9 +16,10 @@ from beam_jobs.common import strings
 from beam_jobs.dataset.schemas import fits_float32, is_whole
 from beam_jobs.errors import BadImage, OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import MAX_NAME_BYTES, reference, regular_file, scan_reject
-from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject, RejectReason
+from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef
 
 # Filesystems for which Beam uses credentials; the reader does not support others, or they need none.
 _BUCKET = re.compile(r"(s3|gs|azfs|hdfs)://[^/]*", re.IGNORECASE)

@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject
 from beam_jobs.sources.base import OnHidden, ignore
 from beam_jobs.sources.row_reader import NUMBER, Row, RowReader, extra_kinds, refuse_other_buckets, value_kind
 from beam_jobs.sources.webdataset import IMAGE_SUFFIXES
 from beam_jobs.storage import parquet
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # sets the delimiter in Excel

@@ -72,7 +72,7 @@ class TarHeaders:
             length = position + header.size - offset
             if header.size < 0 or length > MAX_BYTES:
                 raise ValueError(
-                    f"a header claims {header.size} bytes; {MAX_BYTES} are allowed for those of one member"
+                    f"a header declares {header.size} bytes; the headers of one member may have at most {MAX_BYTES}"
                 )
             content = self.stream.read(header.size)
             if header.type in _NAMES:

@@ -17,13 +17,14 @@ from beam_jobs import storage
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import BadImage, CorruptDataset, SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
 from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
 from beam_jobs.sources.image_reader import EXAMPLE, Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.storage import decompress
-from beam_jobs.types import ExtraValue, ImageRef, Reject, RejectReason
+from beam_jobs.types import ExtraValue, ImageRef
 
 DEFAULTS = TableColumns()
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from beam_jobs.errors import BadImage
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable, scan_reject
 from beam_jobs.sources.containers import NO_FILES
 from beam_jobs.sources.image_reader import Slice
 from beam_jobs.sources.row_reader import RowReader
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 # The usual suffixes of the formats that `images.headers.sniff` detects.
 IMAGE_SUFFIXES = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "dib", "tif", "tiff", "webp"])

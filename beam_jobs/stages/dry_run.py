@@ -20,17 +20,18 @@ from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.images import RECORD_OVERHEAD_BYTES
+from beam_jobs.rejects import Reject
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work, duration, size
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader, Slice
-from beam_jobs.stages import generations
+from beam_jobs.stages import append, replace
 from beam_jobs.stages.publish import dataset_options, occupied_message
 from beam_jobs.stages.work_dir import check_out, is_published
 from beam_jobs.storage import disk
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import ImageRef
 
 SAMPLE_IMAGES = 48
 SAMPLE_BYTES = 64_000_000  # reading stops after the image that reaches this sum
@@ -266,8 +267,8 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
     entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
-        existing = generations.load_existing(options, source.label_kind, dataset_options(options))
-        return generations.new_entries(entries, existing, options.retry_rejects)
+        existing = append.load_existing(options, source.label_kind, dataset_options(options))
+        return append.new_entries(entries, existing, options.retry_rejects)
     return entries
 
 
@@ -334,7 +335,7 @@ def check(options: IngestOptions) -> None:
     """
     is_addition = options.append or options.retry_rejects
     if is_addition or options.overwrite:
-        generations.check_replaceable(options.out)
+        replace.check_replaceable(options.out)
     if not is_published(options.out):
         check_out(options)
     elif not (is_addition or options.overwrite):

@@ -24,11 +24,12 @@ from beam_jobs.images import sandbox
 from beam_jobs.images.annotations import check_annotations
 from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
 from beam_jobs.stages import resume
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.types import ImageFacts, ImageRef, Reject, RejectReason
+from beam_jobs.types import ImageFacts, ImageRef
 
 
 class SpoolWriter:

@@ -20,10 +20,11 @@ from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest,
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, SplitPlan, channel_statistics
-from beam_jobs.stages import generations
-from beam_jobs.stages.generations import ExistingDataset
+from beam_jobs.rejects import Reject
+from beam_jobs.stages import append
+from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
-from beam_jobs.types import EXTRA_TYPES, Reject
+from beam_jobs.types import EXTRA_TYPES
 
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
@@ -89,11 +90,11 @@ def publish(
     counts = _counts(plan, rejects, source_facts.images)
     if source_facts.existing:
         totals = {split.name: source_facts.shards_before(split.name) + split.shard_count for split in plan.splits}
-        generations.link_shards(source_facts.existing, options.out, totals)
-        splits = generations.merge_splits(source_facts.existing, splits, totals)
+        append.link_shards(source_facts.existing, options.out, totals)
+        splits = append.merge_splits(source_facts.existing, splits, totals)
         images = pa.concat_tables([plan.existing, images])
-        rejects = generations.merge_rejects(source_facts.existing, rejects, source_facts.keys)
-        counts = generations.merge_counts(source_facts.existing, counts, rejects)
+        rejects = append.merge_rejects(source_facts.existing, rejects, source_facts.keys)
+        counts = append.merge_counts(source_facts.existing, counts, rejects)
     _remove_strays(options.out, splits)
     scratch = storage.join(source_facts.work, "tmp")
     schemas.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)

@@ -170,7 +170,7 @@ def write_fault_note(directory: str, unit: str, faults: Iterable[Fault]) -> None
 def read_fault_notes(directory: str) -> dict[str, tuple[Fault, ...]]:
     """Returns unit -> faults of the notes in a directory; no faults for a damaged note."""
     return {
-        name.removesuffix(_NOTE_SUFFIX): _read_note(storage.join(directory, name))
+        name.removesuffix(_NOTE_SUFFIX): _read_faults(storage.join(directory, name))
         for name in storage.list_files(directory)
     }
 
@@ -218,7 +218,8 @@ def unfinished_error(faults: Sequence[Fault], remedy: str) -> Unreadable:
     )
 
 
-def _read_note(path: str) -> tuple[Fault, ...]:
+def _read_faults(path: str) -> tuple[Fault, ...]:
+    """Returns the list of failed reads and writes in a note; empty for a damaged note."""
     try:
         return tuple(Fault(*pair) for pair in read_checked(path)["faults"])
     except ValueError:

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.dataset import schemas
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.rejects import Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 # Extensions of images that are converted to JPEG or PNG; see `normalise`.
 _CONVERTED = (".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp")

@@ -109,17 +109,7 @@ class Sink:
 
 DIRECTORY = "written"  # in the work directory
 # Columns that determine the bytes of a record, besides the options.
-_DIGESTED = (
-    "key",
-    "uri",
-    "sha256",
-    "source_sha256",
-    "label",
-    "label_index",
-    "extra",
-    "annotations",
-    "mask_crc32c",
-)
+_DIGESTED = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
 
 
 @dataclass(frozen=True, kw_only=True)

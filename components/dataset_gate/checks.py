@@ -14,9 +14,9 @@ from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import lookup, schemas
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
-from components.dataset_gate import measures
+from components.dataset_gate import drift_and_skew
+from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
-from components.dataset_gate.measures import GateDataset
 
 _NAMES = 5  # maximum number of classes named in a finding
 
@@ -179,7 +179,7 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClu
     leaks = np.flatnonzero((dataset.split_indices > first_split[roots]) & has_variants[roots])
     if len(leaks) <= limits.max_near_leaks:
         return
-    pair = _closest_pair(dataset, _looks(dataset), np.flatnonzero(roots == roots[leaks[0]]))
+    pair = _closest_pair(dataset, _image_signatures(dataset), np.flatnonzero(roots == roots[leaks[0]]))
     example = " and ".join(
         f"{images['key'][row].as_py()} in {dataset.splits[dataset.split_indices[row]]}" for row in pair
     )
@@ -246,18 +246,20 @@ def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, l
             yield Finding(**{**vars(template), "split": split, "value": f"{value}, {len(bad) / total:.1%}"})
 
 
-def _looks(dataset: GateDataset) -> near_duplicates.Appearances:
+def _image_signatures(dataset: GateDataset) -> near_duplicates.Appearances:
     hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
     variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_channel_statistics else None
     return near_duplicates.measure(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
 
 
-def _closest_pair(dataset: GateDataset, looks: near_duplicates.Appearances, members: np.ndarray) -> tuple[int, int]:
+def _closest_pair(
+    dataset: GateDataset, signatures: near_duplicates.Appearances, members: np.ndarray
+) -> tuple[int, int]:
     """Returns the rows of the closest images of the first split of a cluster and of its later splits."""
     splits = dataset.split_indices[members]
     first = members[splits == splits.min()][:_EXAMPLE_IMAGES]
     later = members[splits > splits.min()][:_EXAMPLE_IMAGES]
-    bits = near_duplicates.bit_count(looks.hashes[first][:, None] ^ looks.hashes[later][None, :])
+    bits = near_duplicates.bit_count(signatures.hashes[first][:, None] ^ signatures.hashes[later][None, :])
     row, column = divmod(int(bits.argmin()), len(later))
     return int(first[row]), int(later[column])
 
@@ -289,17 +291,17 @@ def check_dataset(
       limits: limits of the gate.
       baseline: the previous dataset; None if there is none.
     """
-    clusters = near_duplicates.find(_looks(dataset), limits.near_distance) if limits.near_leaks else None
-    results = list(measures.skew(dataset, limits))
+    clusters = near_duplicates.find(_image_signatures(dataset), limits.near_distance) if limits.near_leaks else None
+    results = list(drift_and_skew.skew(dataset, limits))
     if baseline:
-        results += measures.drift(dataset, baseline.dataset, baseline.name, limits)
+        results += drift_and_skew.drift(dataset, baseline.dataset, baseline.name, limits)
     return Outcome(
         findings=(
             *check_anomalies(anomalies, limits),
             *check_rejects(dataset, limits),
             *check_classes(dataset, limits),
             *check_images(dataset, limits, clusters),
-            *(measures.make_finding(result, limits) for result in results if result.comparison.is_over),
+            *(drift_and_skew.make_finding(result, limits) for result in results if result.comparison.is_over),
         ),
         comparisons=tuple(result.comparison for result in results),
         notes=tuple(notes(dataset, limits, baseline, clusters)),

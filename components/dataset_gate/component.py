@@ -23,8 +23,8 @@ from beam_jobs.common.strings import plural
 from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
 from components.artifacts import Artifacts, DatasetVerdict
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
+from components.dataset_gate.drift_and_skew import GateDataset, load_dataset
 from components.dataset_gate.limits import FINDINGS_KEY, GateLimits, Outcome
-from components.dataset_gate.measures import GateDataset, load_dataset
 from components.image_example_gen import DIGEST_KEY
 
 EXAMPLES_KEY = "examples"

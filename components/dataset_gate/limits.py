@@ -50,7 +50,7 @@ class GateLimits(Options):
     """What a dataset may be before the pipeline stops.
 
     The limits of drift and skew are what a measure may exceed of what sampling alone would give; see
-    `measures.compare`. Both measures end at 1, so a limit of 1 never stops.
+    `drift_and_skew.compare`. Both measures end at 1, so a limit of 1 never stops.
 
     Attributes:
       mode: `stop` ends the pipeline when a limit is crossed, `report` writes and logs what was found and goes on.

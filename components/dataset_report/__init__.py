@@ -33,14 +33,14 @@ class ArtifactDetail:
       type: type of the artifact, such as `Examples`.
       producer: id of the component that created it.
       inputs: ids of the input artifacts of that component.
-      facts: name -> value of identifying properties, such as `dataset_digest`, without local paths.
+      properties: name -> value of identifying properties, such as `dataset_digest`, without local paths.
     """
 
     id: int
     type: str
     producer: str
     inputs: tuple[int, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ import numpy as np
 from beam_jobs.dataset import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
-from components.dataset_report.shown import Album, Facts, Images, Picture, Room, draw_pixels
+from components.dataset_report.shown import Album, Facts, Images, Picture, Room, render_pixels
 
 if TYPE_CHECKING:
     from trainer.ops import Op
 
 _MOST_IMAGES = 8
-DRAWS = 6
+TRAINING_INPUTS = 6  # of each image, in as many epochs
 _SIDE_PX = 160
 # The ops run in this process, after a decoder process has decoded the image: 24 Mpx are 72 MB, and 288 MB as floats.
 _MOST_PIXELS = 24_000_000
@@ -65,10 +65,10 @@ class Augmentation:
 
 
 def augmentation(images: Images, album: Album, input_options: Mapping[str, Any]) -> Augmentation:
-    """Draws a few images as inputs of training and evaluation.
+    """Renders a few images as inputs of training and evaluation.
 
-    The random draws are those of the first epochs: they depend only on the key of the image, the seed and the epoch, so
-    that a training with these options has exactly these inputs.
+    The random numbers are those of the first epochs: they depend only on the key of the image, the seed and the epoch,
+    so that a training with these options has exactly these inputs.
 
     Args:
       images: images of the dataset.
@@ -120,17 +120,17 @@ def apply_chain(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch:
     """
     import tensorflow as tf
 
-    from trainer.input.parse import derive_draws
+    from trainer.input.parse import derive_image_seeds
     from trainer.ops import IMAGE, apply_ops
 
-    draw = derive_draws(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
+    image_seed = derive_image_seeds(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
     features = {
         IMAGE: tf.constant(values[record.ENCODED][0]),
         record.HEIGHT: tf.constant(values[record.HEIGHT][0], tf.int64),
         record.WIDTH: tf.constant(values[record.WIDTH][0], tf.int64),
     }
     with tf.device("cpu"):
-        return apply_ops(ops, features, draw)[IMAGE].numpy()
+        return apply_ops(ops, features, image_seed)[IMAGE].numpy()
 
 
 def _picture_ops(ops: Sequence[Op]) -> list[Op]:
@@ -166,9 +166,9 @@ def _example(
     stored = room.take(album.picture(row, values, _SIDE_PX, _MOST_PIXELS))
     if stored is None or stored.remark:
         return None
-    inputs = [apply_chain(train, values, seed, epoch) for epoch in range(DRAWS)]
-    training = [room.take(draw_pixels(pixels, _SIDE_PX)) for pixels in inputs]
-    evaluated = room.take(draw_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
+    inputs = [apply_chain(train, values, seed, epoch) for epoch in range(TRAINING_INPUTS)]
+    training = [room.take(render_pixels(pixels, _SIDE_PX)) for pixels in inputs]
+    evaluated = room.take(render_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
     if evaluated is None:
         return None
     return Example(

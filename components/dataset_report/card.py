@@ -207,7 +207,7 @@ _MOST_ARTIFACTS = 60
 _ROW_HEIGHT = 34
 _ARC_STEP, _ARC_LEAST, _ARC_MOST = 11, 16, 130
 _NAME_LENGTH = 40  # characters of a name in a row
-_FACTS_LENGTH = 80
+_PROPERTIES_LENGTH = 80
 _DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # shortened in the drawing; the table has the full digest
 
 
@@ -238,14 +238,14 @@ class Node:
       y: middle of its row, pixels.
       title: type and id.
       producer: id of the component that created it.
-      facts: identifying properties, as text.
+      properties: identifying properties, as text.
       arcs: SVG path of the arc from each input.
     """
 
     y: int
     title: str
     producer: str
-    facts: str
+    properties: str
     arcs: Sequence[str]
 
 
@@ -327,7 +327,7 @@ def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
                 y=_middle(rows[artifact.id]),
                 title=shown.text(f"{artifact.type} {artifact.id}", _NAME_LENGTH),
                 producer=shown.text(artifact.producer, _NAME_LENGTH),
-                facts=shown.text(_facts_line(artifact), _FACTS_LENGTH),
+                properties=shown.text(_properties_line(artifact), _PROPERTIES_LENGTH),
                 arcs=[_arc(x, rows[source], rows[artifact.id]) for source in artifact.inputs if source in rows],
             )
             for artifact in artifacts
@@ -338,9 +338,9 @@ def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
     )
 
 
-def _facts_line(artifact: ArtifactDetail) -> str:
-    facts = ((name, _DIGEST.sub(r"\1", shown.place(value))) for name, value in artifact.facts.items() if value)
-    return ", ".join(f"{name} {value}" for name, value in facts)
+def _properties_line(artifact: ArtifactDetail) -> str:
+    pairs = ((name, _DIGEST.sub(r"\1", shown.place(value))) for name, value in artifact.properties.items() if value)
+    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def _middle(row: int) -> int:

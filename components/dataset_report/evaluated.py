@@ -199,7 +199,7 @@ def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mi
                 true=shown.text(labels[true], 60),
                 probability=float(certainty[index]),
                 true_probability=float(predictions.probabilities[index, true]),
-                picture=album.draw(row, _SIDE_PX, room),
+                picture=album.render(row, _SIDE_PX, room),
                 facts=images.facts(row),
             )
         )

@@ -31,8 +31,8 @@ from components.dataset_report.shown import (
     Images,
     Picture,
     Room,
-    draw_file,
     placeholder,
+    render_file,
 )
 
 _MOST_CLASSES = 60
@@ -103,7 +103,7 @@ class Gallery:
 
 
 def gallery(images: Images, album: Album) -> Gallery:
-    """Draws the gallery.
+    """Renders the gallery.
 
     The images are the first in the order of the shards, which is that of a hash, and thus a random sample. An image of
     several classes is in the strips of each; images without a class follow the classes.
@@ -116,7 +116,7 @@ def gallery(images: Images, album: Album) -> Gallery:
     labels = [label for label in (*images.dataset.labels, NO_CLASS) if any((label, name) in counts for name in splits)]
     sample_labels = labels[: max(1, min(_MOST_CLASSES, _MOST_IMAGES // max(1, len(splits))))]
     sample = _sample(images, sample_labels, max(1, len(sample_labels) * len(splits)))
-    tiles = _draw(images, album, sample)
+    tiles = _render(images, album, sample)
     return Gallery(
         classes={
             label: [
@@ -150,7 +150,7 @@ def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[st
     return sample
 
 
-def _draw(
+def _render(
     images: Images, album: Album, sample: dict[tuple[str, str], list[int]]
 ) -> defaultdict[tuple[str, str], list[Tile]]:
     total = sum(map(len, sample.values()))
@@ -163,7 +163,7 @@ def _draw(
             if turn >= len(indices):
                 continue
             row = images.row(indices[turn])
-            picture = album.draw(row, side_px, room)
+            picture = album.render(row, side_px, room)
             if picture is not None:
                 tile = Tile(
                     label=label, split=split, key=shown.place(row["key"]), picture=picture, facts=images.facts(row)
@@ -279,7 +279,7 @@ def _members(images: Images, album: Album, indices: Sequence[int], room: Room, e
     for index, key in ordered[:_MOST_MEMBERS]:
         row = images.row(index)
         if images.is_written[index]:
-            picture = album.draw(row, _DUPLICATE_SIDE_PX, room)
+            picture = album.render(row, _DUPLICATE_SIDE_PX, room)
         else:
             # A dropped copy has no record, but its stored copy is the same image.
             first = members[0].picture if equal and members else None
@@ -302,7 +302,7 @@ _REJECTED_LIMITS = ImageLimits(
 )
 
 
-def draw_reject(source: str, uri: str, side_px: int) -> Picture | None:
+def render_reject(source: str, uri: str, side_px: int) -> Picture | None:
     """Returns the picture of a rejected file, or a placeholder with the reason if it cannot be decoded.
 
     Args:
@@ -317,7 +317,7 @@ def draw_reject(source: str, uri: str, side_px: int) -> Picture | None:
     if data is None:
         return None
     try:
-        return draw_file(data, _REJECTED_LIMITS, ThumbnailOptions(side_px=side_px, damaged=True))
+        return render_file(data, _REJECTED_LIMITS, ThumbnailOptions(side_px=side_px, damaged=True))
     except BadImage as bad:
         return placeholder(bad)
 
@@ -427,7 +427,7 @@ def _sample_rejects(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str
 def _reject_picture(source: str, row: Mapping[str, Any], room: Room) -> Picture | None:
     if room.free_bytes <= 0:
         return None
-    picture = draw_reject(source, row["uri"], _REJECT_SIDE_PX)
+    picture = render_reject(source, row["uri"], _REJECT_SIDE_PX)
     return None if picture is None else room.take(picture)
 
 

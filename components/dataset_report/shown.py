@@ -24,7 +24,7 @@ from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox, thumbnail
 from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 _MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
@@ -218,7 +218,7 @@ class Room:
 
 
 class Album:
-    """Draws the images of a dataset."""
+    """Renders the images of a dataset."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
         """Builds the album without opening a file.
@@ -238,7 +238,7 @@ class Album:
         """
         return read_row_record(self._directory, self._dataset, row)
 
-    def draw(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
+    def render(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
         """Returns the picture of a row, with a long side of at most `side_px`; None if the section is full.
 
         Raises:
@@ -264,7 +264,7 @@ class Album:
         try:
             is_raw = values[record.FORMAT] == [b"raw"]
             size = (int(values[record.HEIGHT][0]), int(values[record.WIDTH][0])) if is_raw else None
-            return draw_file(values[record.ENCODED][0], limits, ThumbnailOptions(side_px=side_px, raw_size=size))
+            return render_file(values[record.ENCODED][0], limits, ThumbnailOptions(side_px=side_px, raw_size=size))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise self._corrupt(row, f"is not of this format: {error!r}") from error
         except BadImage as bad:
@@ -278,8 +278,8 @@ class Album:
         return CorruptDataset(f"{place}: the image {row['key']!r} {problem}; `feedline verify` says more")
 
 
-def draw_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Picture:
-    """Returns the picture of an untrusted image, drawn in a decoder process.
+def render_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Picture:
+    """Returns the picture of an untrusted image, rendered in a decoder process.
 
     Raises:
       BadImage: the image exceeds a limit, cannot be decoded, or takes too long.
@@ -287,7 +287,7 @@ def draw_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Pi
     return _picture(sandbox.thumbnail(data, limits, options))
 
 
-def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:
+def render_pixels(pixels: np.ndarray, side_px: int) -> Picture:
     """Returns trusted pixels as a picture.
 
     Args:
@@ -295,7 +295,7 @@ def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:
       side_px: largest long side of the picture, pixels; smaller pictures are not enlarged.
     """
     options = ThumbnailOptions(side_px=side_px, raw_size=(pixels.shape[0], pixels.shape[1]))
-    return _picture(thumbnail.draw(pixels.tobytes(), STORED_LIMITS, options))
+    return _picture(thumbnail.render(pixels.tobytes(), STORED_LIMITS, options))
 
 
 def placeholder(reason: BadImage) -> Picture:

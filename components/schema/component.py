@@ -29,8 +29,8 @@ from beam_jobs import storage
 from beam_jobs.dataset import manifest, record
 from beam_jobs.dataset.manifest import Manifest
 from components.artifacts import Artifacts
-from components.schema import review
-from components.schema.review import SCHEMA_NAME
+from components.schema import schema_text
+from components.schema.schema_text import SCHEMA_NAME
 from components.statistics import dataset_statistics, load_statistics
 
 Range = tuple[float, float]
@@ -245,7 +245,7 @@ class InferredSchemaExecutor(base_executor.BaseExecutor):
         dataset = manifest.load(artifact_utils.get_single_uri(input_dict[EXAMPLES_KEY]))
         statistics = load_statistics(artifact_utils.get_single_instance(input_dict[STATISTICS_KEY]))
         directory = artifact_utils.get_single_uri(output_dict[SCHEMA_KEY])
-        review.write_schema(infer(statistics, dataset), storage.join(directory, review.SCHEMA_NAME))
+        schema_text.write_schema(infer(statistics, dataset), storage.join(directory, schema_text.SCHEMA_NAME))
 
 
 TEXT_KEY = "schema_text"
@@ -328,5 +328,5 @@ class ReviewedSchema(base_component.BaseComponent):
           OptionError: the file cannot be read, or is not a schema.
         """
         schema = types.Channel(type=standard_artifacts.Schema)
-        text = review.read_schema_text(path)
+        text = schema_text.read_schema_text(path)
         super().__init__(spec=ReviewedSchemaSpec(**{TEXT_KEY: text, SCHEMA_KEY: schema}))

@@ -129,7 +129,7 @@ def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
 
     count = len(bench.subjects)
     total_s = round(bench.duration(seconds))
-    say(f"{count} measurements of {seconds:g} s, {ROUNDS} times each in turn: about {total_s // 60}:{total_s % 60:02d}")
+    say(f"{count} cases, {seconds:g} s each, in {ROUNDS} interleaved rounds: about {total_s // 60}:{total_s % 60:02d}")
     if not sys.stderr.isatty():
         yield lambda _: None
         return

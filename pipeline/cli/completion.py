@@ -110,11 +110,11 @@ def _chains(incomplete: str) -> list[str]:
 def _settings() -> list[str]:
     """Returns the dotted keys of all settings, without sections, in the order of docs/pipeline-yaml.md."""
     from pipeline.config import TARGET_SECTIONS
-    from pipeline.settings import catalog
+    from pipeline.settings import known_settings
 
-    sections = [*catalog.sections(), *TARGET_SECTIONS]
-    keys = [f"{section}.{name}".lstrip(".") for section in sections for name in catalog.names(section)]
-    return [key for key in keys if not catalog.is_section(key)]
+    sections = [*known_settings.sections(), *TARGET_SECTIONS]
+    keys = [f"{section}.{name}".lstrip(".") for section in sections for name in known_settings.names(section)]
+    return [key for key in keys if not known_settings.is_section(key)]
 
 
 OP_CHAIN = OpChain()

@@ -132,7 +132,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
     from beam_jobs.sources import factory, spans
-    from beam_jobs.stages import generations
+    from beam_jobs.stages import append, replace
     from pipeline.settings.layers import gather
 
     config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
@@ -148,8 +148,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     with settings_with_origin.annotate_errors():
         engine = parse_engine(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_section_settings(configured.get("ingest", {}))}
-    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(dataset := generations.dataset_path(out)):
-        settings = generations.complete_settings(dataset, settings)
+    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(dataset := replace.dataset_path(out)):
+        settings = append.complete_settings(dataset, settings)
     with settings_with_origin.annotate_errors():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_needs(values, options)

@@ -23,7 +23,7 @@ from pipeline.cli.json_schema import RESULTS
 from pipeline.cli.json_schema.data import Schema
 from pipeline.cli.run import command, option_names
 from pipeline.config import TARGET_SECTIONS
-from pipeline.settings.catalog import names, sections, target_options
+from pipeline.settings.known_settings import names, sections, target_options
 
 _COMMANDS_INTRODUCTION = """# Command reference
 

@@ -11,15 +11,7 @@ import click
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import DIR, FILE, PATH, Command
-from pipeline.cli.common import (
-    config_option,
-    echo,
-    json_option,
-    print_json,
-    program,
-    say,
-    set_option,
-)
+from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option
 from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
 from pipeline.cli.init import CONFIG_NAME
 

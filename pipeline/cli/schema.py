@@ -17,7 +17,7 @@ from pipeline.cli.common import echo, json_option, print_json, say
 if TYPE_CHECKING:
     from tensorflow_metadata.proto.v0 import schema_pb2
 
-    from components.schema.review import Difference, Row
+    from components.schema.schema_text import Difference, Row
 
 _COLUMNS = ("name", "type", "presence", "shape", "domain")
 
@@ -54,11 +54,11 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     disk.check_file("--out", out)
     if storage.exists(out) and not overwrite:
         raise OptionError(f"--out {out} exists, and may have been reviewed; name another file or give --overwrite")
-    from components.schema import review
+    from components.schema import schema_text
 
     schema = _infer(dataset)
     try:
-        review.write_schema(schema, out)
+        schema_text.write_schema(schema, out)
     except OSError as error:
         raise OptionError(f"--out {out} cannot be written: {error.strerror or error}") from error
     if as_json:
@@ -81,7 +81,7 @@ def show(schema: str, as_json: bool) -> None:
       feedline schema show schema.pbtxt
       feedline schema show dataset
     """
-    from components.schema.review import rows
+    from components.schema.schema_text import rows
 
     features = rows(_load(schema))
     if as_json:
@@ -106,7 +106,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
       feedline schema diff schema.pbtxt dataset
       feedline schema diff old.pbtxt new.pbtxt
     """
-    from components.schema.review import difference
+    from components.schema.schema_text import difference
 
     differences = difference(_load(old), _load(new))
     if as_json:
@@ -122,11 +122,11 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
 def _load(path: str) -> schema_pb2.Schema:
     from beam_jobs.dataset import manifest
-    from components.schema import review
+    from components.schema import schema_text
 
     if os.path.isdir(path) or manifest.is_published(path):
         return _infer(path)
-    return review.read_schema(path)
+    return schema_text.read_schema(path)
 
 
 def _infer(directory: str) -> schema_pb2.Schema:
@@ -140,7 +140,7 @@ def _infer(directory: str) -> schema_pb2.Schema:
 
 
 def _table(rows: list[Row]) -> list[str]:
-    from components.schema.review import domain_text
+    from components.schema.schema_text import domain_text
 
     cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, domain_text(row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
@@ -151,7 +151,7 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _lines(difference: Difference) -> list[str]:
-    from components.schema.review import changes, domain_text
+    from components.schema.schema_text import changes, domain_text
 
     lines = []
     for sign, rows in (("-", difference.removed), ("+", difference.added)):

@@ -19,9 +19,9 @@ from pipeline.runs.lineage_find import (
     Locate,
     code_parameter,
     decode_parameters,
-    identifying_facts,
+    identifying_properties,
     recorded_path,
-    shareable_facts,
+    shareable_properties,
 )
 
 MADE, JUDGED, COMPARED = "made", "judged", "compared"
@@ -135,7 +135,7 @@ def trace(store: MetadataStore, model: int, locate: Locate = recorded_path, run:
     Args:
       store: open database.
       model: id of an artifact of any type; see `lineage_find.find`.
-      locate: recorded path -> current path, where the facts are read from the files.
+      locate: recorded path -> current path, where the properties are read from the files.
       run: name of the run whose verdicts are included; empty is the run that made the artifact.
     """
     graph = Graph(store)
@@ -188,28 +188,28 @@ def _artifact_details(lineage: Lineage) -> Iterator[ArtifactDetail]:
     executions = {execution.id: execution for execution in lineage.executions}
     artifact_ids = {artifact.id for artifact in lineage.artifacts}
     for artifact in lineage.artifacts:
-        maker = executions.get(artifact.maker or 0)
-        inputs = {number for _, number in _key_id_pairs(maker.inputs) if number in artifact_ids} if maker else ()
-        facts = shareable_facts(artifact.facts) | ({"code": maker.code} if maker and maker.code else {})
+        producer = executions.get(artifact.maker or 0)
+        inputs = {number for _, number in _key_id_pairs(producer.inputs) if number in artifact_ids} if producer else ()
+        code = {"code": producer.code} if producer and producer.code else {}
         yield ArtifactDetail(
             id=artifact.id,
             type=artifact.type,
-            producer=maker.component if maker else artifact.role,
+            producer=producer.component if producer else artifact.role,
             inputs=tuple(sorted(inputs)),
-            facts=facts,
+            properties=shareable_properties(artifact.facts) | code,
         )
 
 
 def _artifact(graph: Graph, number: int, role: str, locate: Locate) -> Artifact:
     artifact = graph.artifacts[number]
-    maker = graph.producers.get(number)
+    producer = graph.producers.get(number)
     return Artifact(
         id=number,
         type=artifact.type,
         uri=artifact.uri,
-        maker=None if role == COMPARED else maker,
+        maker=None if role == COMPARED else producer,
         role=role,
-        facts=identifying_facts(artifact, graph.executions[maker] if maker else None, locate),
+        facts=identifying_properties(artifact, graph.executions[producer] if producer else None, locate),
     )
 
 
@@ -320,17 +320,17 @@ def _execution_lines(execution: Execution, artifacts: Mapping[int, Artifact], wi
     for _, number in _key_id_pairs(execution.outputs):
         if number in artifacts:
             artifact = artifacts[number]
-            facts = {_NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items()}
-            yield from _wrap_line(f"{artifact.type} #{number}", _join_pairs(facts), always=True)
+            properties = {_NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items()}
+            yield from _wrap_line(f"{artifact.type} #{number}", _join_pairs(properties), always=True)
 
 
 def _describe_input(artifact: Artifact) -> str:
     if artifact.role != COMPARED:
         return f"{artifact.type} #{artifact.id}"
-    facts = {
+    properties = {
         _NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items() if name in _IDENTITY
     }
-    return f"{artifact.type} #{artifact.id}, to compare with" + (f" ({_join_pairs(facts)})" if facts else "")
+    return f"{artifact.type} #{artifact.id}, to compare with" + (f" ({_join_pairs(properties)})" if properties else "")
 
 
 _IDENTITY = ("dataset_digest", "span", "sha256")

@@ -1,6 +1,6 @@
 """Finds the artifact of a model directory in ML Metadata, also after the directory was moved or copied.
 
-Also reads the facts that identify an artifact, from its properties and files, and the parameters of an execution.
+Also reads the properties that identify an artifact, from ML Metadata and its files, and the parameters of an execution.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ def recorded_path(path: str) -> str:
     return path
 
 
-def shareable_facts(facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the facts without paths of this machine."""
-    return {name: value for name, value in facts.items() if name != DESTINATION}
+def shareable_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the properties without paths of this machine."""
+    return {name: value for name, value in properties.items() if name != DESTINATION}
 
 
-def identifying_facts(artifact: pb.Artifact, maker: pb.Execution | None, locate: Locate) -> dict[str, str]:
-    """Returns name -> text of the facts that identify an artifact; fewer when its files were removed or damaged.
+def identifying_properties(artifact: pb.Artifact, producer: pb.Execution | None, locate: Locate) -> dict[str, str]:
+    """Returns name -> text of the properties that identify an artifact; fewer when its files were removed or damaged.
 
     Args:
       artifact: artifact of any type.
-      maker: execution that made it, if any.
+      producer: execution that made it, if any.
       locate: recorded path -> current path.
     """
     all_properties = [*artifact.properties.items(), *artifact.custom_properties.items()]
     properties = {name: _property_value(value) for name, value in all_properties}
-    record = _Record(locate(artifact.uri), properties, decode_parameters(maker) if maker else {})
+    record = _Record(locate(artifact.uri), properties, decode_parameters(producer) if producer else {})
     reader, property_names = _READERS.get(artifact.type, (None, ()))
-    facts = {name: str(properties[name]) for name in property_names if properties.get(name) not in (None, "")}
+    identifying = {name: str(properties[name]) for name in property_names if properties.get(name) not in (None, "")}
     try:
-        facts.update(reader(record) if reader else ())  # keeps the facts before an error
+        identifying.update(reader(record) if reader else ())  # keeps those before an error
     except (OSError, ValueError, FeedlineError):
-        facts[_FILES] = "unreadable" if os.path.exists(record.path) else "removed"
-    return facts
+        identifying[_FILES] = "unreadable" if os.path.exists(record.path) else "removed"
+    return identifying
 
 
 def decode_parameters(execution: pb.Execution) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from beam_jobs.common.yaml_text import one_line
 from beam_jobs.errors import OptionError, UsageError
 from pipeline import config as configuration
 from pipeline.config import TARGET_SECTIONS, PipelineConfig
-from pipeline.settings import catalog
-from pipeline.settings.catalog import (
+from pipeline.settings import known_settings
+from pipeline.settings.known_settings import (
     PREFIX,
     KeyPath,
     check_variable,
@@ -127,7 +127,7 @@ def gather(
         if ".".join(path[:2]) == _SPLITS:
             has_single_share = len(path) > 2
     with settings.annotate_errors():
-        catalog.check_targets(settings.values)
+        known_settings.check_targets(settings.values)
         if has_single_share:
             _check_shares(settings._get_value(_SPLITS))
     return settings

@@ -20,7 +20,7 @@ class Breaker:
             return None
         sys.meta_path.remove(self)
         from beam_jobs.images import decode, process, thumbnail
-        for module, name in ((process, "examine"), (thumbnail, "draw"), (decode, "decode_checked")):
+        for module, name in ((process, "examine"), (thumbnail, "render"), (decode, "decode_checked")):
             setattr(module, name, broken(getattr(module, name)))
         return None
 

@@ -4,7 +4,7 @@ import pickle
 
 from beam_jobs import errors
 from beam_jobs.errors import BadImage
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 
 
 def test_every_error_of_the_tree_has_its_exit_code():

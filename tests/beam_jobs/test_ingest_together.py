@@ -18,7 +18,8 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import DatasetChanged, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from beam_jobs.stages import generations, work_dir
+from beam_jobs.stages import work_dir
+from beam_jobs.stages.replace import dataset_path
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.faults.process import FEEDLINE, feedline, finish, start, wait_for
@@ -160,7 +161,7 @@ def test_after_a_kill_behind_the_publication_the_next_run_removes_the_lock(optio
 def test_after_a_kill_between_the_two_renames_the_old_dataset_is_not_lost(options, source, tmp_path, mode):
     run(options)
     os.rename(options.out, tmp_path / ".out.feedline-old")
-    assert generations.dataset_path(options.out) == str(tmp_path / ".out.feedline-old")
+    assert dataset_path(options.out) == str(tmp_path / ".out.feedline-old")
     (source / "china" / "new.jpg").write_bytes(jpeg(99))
     if mode:
         assert run(replace(options, **{mode: True})).counts.written == 9

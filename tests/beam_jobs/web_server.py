@@ -14,8 +14,8 @@ import pytest
 
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
+from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_fetch
-from beam_jobs.types import RejectReason
 
 DATA = bytes(range(256)) * 1000
 HERE = HttpOptions(timeout_s=2.0, retries=0, allow_private=True)

@@ -61,7 +61,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             StepDetail(component=SCRIPT, state="cached", seconds=3.0),
         ),
         artifacts=(
-            ArtifactDetail(id=1, type="Examples", producer=SCRIPT, facts={"digest": IMAGE}),
+            ArtifactDetail(id=1, type="Examples", producer=SCRIPT, properties={"digest": IMAGE}),
             ArtifactDetail(id=2, type="Model", producer="Trainer", inputs=(1,)),
         ),
     )

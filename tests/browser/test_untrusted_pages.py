@@ -64,7 +64,9 @@ def _report(folder: Path) -> str:
     details = RunDetails(
         steps=tuple(StepDetail(component=name, state=name, seconds=1.0) for name in NAMES),
         artifacts=tuple(
-            ArtifactDetail(id=place + 1, type=name, producer=name, inputs=(place,) if place else (), facts={name: name})
+            ArtifactDetail(
+                id=place + 1, type=name, producer=name, inputs=(place,) if place else (), properties={name: name}
+            )
             for place, name in enumerate(NAMES)
         ),
     )

@@ -12,7 +12,7 @@ from beam_jobs.common.settings import STRICT, Field, Options, allowed, fields, f
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
-from pipeline.settings.catalog import sections, target_options
+from pipeline.settings.known_settings import sections, target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
 # One setting of each form; within a form only the choices and the bounds differ.

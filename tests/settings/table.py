@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline.config import TARGET_SECTIONS, PipelineConfig, build
-from pipeline.settings.catalog import is_section, names, sections, target_options
+from pipeline.settings.known_settings import is_section, names, sections, target_options
 
 # File of this folder -> the sections whose settings it has rows for; of a target, its name.
 COVERED = {

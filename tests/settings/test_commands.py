@@ -317,7 +317,7 @@ ROWS = [
     bench("--ops", ops, (["decode_random_crop(8)", "flip"], ["decode", "resize(12)"])),
     bench("--threads", fact("threads"), (1, 2)),
     bench("--model", lambda ran: ran.json["trained"] is None, (True, False)),
-    bench("--seconds", lambda ran: re.findall(r"measurements of (\S+) s", ran.err), (["0.05"], ["0.06"])),
+    bench("--seconds", lambda ran: re.findall(r"cases, (\S+) s each", ran.err), (["0.05"], ["0.06"])),
     bench("--html", new, ([], ["new.html"])),
 ]
 

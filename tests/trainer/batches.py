@@ -13,7 +13,7 @@ import tensorflow as tf
 from beam_jobs.dataset import manifest
 from trainer.input.batches import VALID
 from trainer.input.order import Order, load_index, make_order
-from trainer.input.parse import DRAW, KEY
+from trainer.input.parse import IMAGE_SEED, KEY
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
@@ -47,7 +47,7 @@ def flat(dataset: tf.data.Dataset) -> Iterator[Seen]:
     """Every image of all batches, in order; padding is left out."""
     for features, labels in dataset.as_numpy_iterator():
         valid = features.get(VALID, np.ones(len(labels)))
-        rows = zip(features[KEY], features["image"], features[DRAW], labels, valid, strict=True)
+        rows = zip(features[KEY], features["image"], features[IMAGE_SEED], labels, valid, strict=True)
         for key, image, draw, label, is_valid in rows:
             if is_valid:
                 yield Seen(key.decode(), image.tobytes(), tuple(draw.tolist()), label.tolist())

@@ -17,7 +17,7 @@ from beam_jobs.options import IngestOptions
 from tests.make_images import encode
 from tests.trainer.batches import RANDOM, graph, options, read
 from tests.trainer.conftest import keys_of
-from trainer.input_fn import DRAW, FOREVER, KEY, check_options, make_dataset
+from trainer.input_fn import FOREVER, IMAGE_SEED, KEY, check_options, make_dataset
 from trainer.ops import IMAGE
 
 
@@ -52,7 +52,7 @@ def test_shapes_and_types_are_known_before_anything_is_read(dataset, training):
         {
             IMAGE: tf.TensorSpec((rows, 8, 8, 3), tf.uint8),
             KEY: tf.TensorSpec((rows,), tf.string),
-            DRAW: tf.TensorSpec((rows, 2), tf.int32),
+            IMAGE_SEED: tf.TensorSpec((rows, 2), tf.int32),
         },
         tf.TensorSpec((rows,), tf.int64),
     )

@@ -21,7 +21,7 @@ from PIL import Image
 from beam_jobs.dataset import record
 from tests.trainer.batches import flat, options, order_of
 from tests.trainer.conftest import records_of
-from trainer.input.mixture import _draw_first_parts, make_mixture
+from trainer.input.mixture import _choose_first_parts, make_mixture
 from trainer.input.order import Order
 from trainer.input.position import Host, Position
 from trainer.input_fn import make_dataset
@@ -267,7 +267,7 @@ def test_a_mixture_is_drawn_lane_by_lane_as_in_the_oracle(noise, shades, split, 
     share = dataclasses.replace(given, shuffle_mb=0.03)
     splits = [split, split_of(shades)]
     parts = [sequence_of(order_of(directory, share), share, "plain") for directory in (noise, shades)]
-    turns = _draw_first_parts(weights, seed, 200).tolist()
+    turns = _choose_first_parts(weights, seed, 200).tolist()
     sequence = [(part, next(parts[part])[1]) for part in turns for _ in range(lanes)]
     names = ["cat", "dog", "owl", "dark", "light"]
     expected = []

@@ -27,7 +27,7 @@ from trainer.options import InputOptions
 
 _TUTORIAL_SHUFFLE = 10_000  # records
 _MAX_SHUFFLE_BYTES = 256e6  # a share of the memory; reached with records above 25 kB
-_MAX_DRAW = 1 << 30
+_MAX_SEED = 1 << 30
 
 
 def naive_dataset(path: str, split: str, options: InputOptions) -> tf.data.Dataset:
@@ -66,18 +66,18 @@ def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Da
 
 
 def _prepare_images(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
-    """Parses records one by one, decodes, crops, converts to floats: returns a dataset of (image, label, draw)."""
+    """Parses records one by one, decodes, crops, converts to floats: returns a dataset of (image, label, seed)."""
     dataset = source.plan.dataset
     ops, spec = unfuse_crop(source.plan.all_ops), base_spec(dataset)
     image_ops = ops[: first_mixing_op(ops)]
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         parsed = tf.io.parse_single_example(serialized, spec)
-        draw = tf.random.uniform([2], maxval=_MAX_DRAW, dtype=tf.int32)
+        image_seed = tf.random.uniform([2], maxval=_MAX_SEED, dtype=tf.int32)
         features = {name: parsed[name] for name in (record.HEIGHT, record.WIDTH)}
-        image = apply_ops(image_ops, {**features, IMAGE: parsed[record.ENCODED]}, draw)[IMAGE]
+        image = apply_ops(image_ops, {**features, IMAGE: parsed[record.ENCODED]}, image_seed)[IMAGE]
         label = parsed[record.LABEL] if dataset.label_kind == "single" else tf.constant(NO_LABEL, tf.int64)
-        return _to_floats(image) if len(image_ops) == len(ops) else image, label, draw
+        return _to_floats(image) if len(image_ops) == len(ops) else image, label, image_seed
 
     return stream.map(prepare, num_parallel_calls=parallel)
 
@@ -88,10 +88,10 @@ def _make_batches(stream: tf.data.Dataset, source: Source, parallel: int | None)
     first = first_mixing_op(ops)
     stream = stream.batch(source.options.batch_size)
 
-    def finish(images: tf.Tensor, label: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def finish(images: tf.Tensor, label: tf.Tensor, image_seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if first == len(ops):
             return images, label
-        return _to_floats(apply_batch_ops(ops[first:], images, draws, first)), label
+        return _to_floats(apply_batch_ops(ops[first:], images, image_seeds, first)), label
 
     return stream.map(finish, num_parallel_calls=parallel)
 

@@ -16,13 +16,13 @@ import tensorflow as tf
 from beam_jobs.dataset import record
 from trainer.bench.meter import Subject, dataset_subject
 from trainer.input import windowed_reader
-from trainer.input.parse import DRAW, Features, parse
+from trainer.input.parse import IMAGE_SEED, Features, parse
 from trainer.input.plan import InputPlan, make_plan
 from trainer.input.position import Host
 from trainer.input.windowed_reader import FOREVER
 from trainer.input_fn import batches, images, make_records_dataset, tf_options
 from trainer.ops import IMAGE, OPS, Decode, DecodeRandomCrop, MixingOp, Op, apply_batch_ops, apply_ops
-from trainer.ops.chain import DRAW_FEATURES
+from trainer.ops.chain import RANDOM_FEATURES
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
@@ -161,8 +161,10 @@ class Stages:
         rows = self.parse(records).cache()
         read = windowed_reader.read_windows(self._plan_windows(), plan.index, self.source.options)
         subjects = [
-            self._subject(READ, read.map(lambda _, places, draws: (places, draws))),
-            self._subject(PARSE, self._count_batches(self.parse(records.repeat()).map(lambda row: row[DRAW])), count),
+            self._subject(READ, read.map(lambda _, places, seed_epochs: (places, seed_epochs))),
+            self._subject(
+                PARSE, self._count_batches(self.parse(records.repeat()).map(lambda row: row[IMAGE_SEED])), count
+            ),
         ]
         if not plan.vectorised:
             subjects.append(self._subject(CALL, self.run(rows.repeat(), ()), count))
@@ -185,7 +187,7 @@ class Stages:
             rows = rows.unbatch()
         names = op_names(ops)
         streams = {
-            PARSE: self._count_batches(rows.map(lambda row: row[DRAW])),
+            PARSE: self._count_batches(rows.map(lambda row: row[IMAGE_SEED])),
             names[0]: self.run(rows, ops[:1]),
             names[-1]: self.run(rows, ops),
         }
@@ -208,7 +210,7 @@ class Stages:
         salt = self.source.plan.first_salt
 
         def apply(row: Features) -> Features:
-            return {**row, **apply_ops(ops, row, row[DRAW], salt)}
+            return {**row, **apply_ops(ops, row, row[IMAGE_SEED], salt)}
 
         return rows.map(apply, self.source.options.thread_count, deterministic=True)
 
@@ -225,9 +227,9 @@ class Stages:
 
         def first_byte(row: Features, number: tf.Tensor) -> tf.Tensor:
             # Repetitions of a row must result in other images.
-            draw = tf.stack([row[DRAW][..., 0], tf.ones_like(row[DRAW][..., 1]) * number], -1)
-            features = {name: value for name, value in row.items() if name not in DRAW_FEATURES}
-            image = apply_ops(ops, features, draw, salt)[IMAGE]
+            image_seed = tf.stack([row[IMAGE_SEED][..., 0], tf.ones_like(row[IMAGE_SEED][..., 1]) * number], -1)
+            features = {name: value for name, value in row.items() if name not in RANDOM_FEATURES}
+            image = apply_ops(ops, features, image_seed, salt)[IMAGE]
             if image.dtype == tf.string:
                 return tf.strings.length(image)
             return tf.reshape(image, [-1])[0] if per_image else image[:, 0, 0, 0]
@@ -236,11 +238,11 @@ class Stages:
         return self._count_batches(stream.map(first_byte, self.source.options.thread_count, deterministic=True))
 
     def batch(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Makes batches of the images and their draws, which the ops of batches need."""
+        """Makes batches of the images and their seeds, which the ops of batches need."""
         plan = self.source.plan
         if plan.crops > 1:
-            rows = rows.map(lambda row: {**row, DRAW: tf.repeat(row[DRAW][None], plan.crops, 0)})
-        rows = rows.map(lambda row: {name: row[name] for name in (DRAW, IMAGE)})
+            rows = rows.map(lambda row: {**row, IMAGE_SEED: tf.repeat(row[IMAGE_SEED][None], plan.crops, 0)})
+        rows = rows.map(lambda row: {name: row[name] for name in (IMAGE_SEED, IMAGE)})
         if plan.vectorised:
             return rows.rebatch(plan.batch, drop_remainder=True)
         rows = rows.unbatch() if plan.crops > 1 else rows
@@ -266,7 +268,7 @@ class Stages:
         salt = self.source.plan.batch_salt + index
 
         def apply(row: Features) -> Features:
-            return {**row, IMAGE: apply_batch_ops(ops, row[IMAGE], row[DRAW], salt)}
+            return {**row, IMAGE: apply_batch_ops(ops, row[IMAGE], row[IMAGE_SEED], salt)}
 
         return image_batches.map(apply, self.source.options.thread_count, deterministic=True)
 

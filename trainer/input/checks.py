@@ -11,7 +11,7 @@ from beam_jobs.common.strings import WARNING, size
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
-from trainer.input.parse import DRAW, KEY, LABEL, DecodeSized, adapt_ops_to_pixels
+from trainer.input.parse import IMAGE_SEED, KEY, LABEL, DecodeSized, adapt_ops_to_pixels
 from trainer.input.plan import InputPlan, evaluation_ops
 from trainer.input.position import Position
 from trainer.ops import (
@@ -53,7 +53,7 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     row = {IMAGE: "", record.HEIGHT: 0, record.WIDTH: 0, KEY: "", LABEL: 0}
     types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
     parsed = {name: tf.constant(value, types[name]) for name, value in row.items()}
-    parsed[DRAW] = tf.zeros([2], tf.int32)
+    parsed[IMAGE_SEED] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
         split_position(ops)  # refuses mixing of images of different sizes
@@ -71,7 +71,7 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
 
 
 def _infer_shape(ops: tuple[Op, ...], row: dict[str, tf.Tensor]) -> tf.TensorShape:
-    prepared = tf.data.Dataset.from_tensors(row).map(lambda row: apply_ops(ops, row, row[DRAW]))
+    prepared = tf.data.Dataset.from_tensors(row).map(lambda row: apply_ops(ops, row, row[IMAGE_SEED]))
     # A first dimension counts the crops of one image; in a batch each crop is a row.
     return prepared.element_spec[IMAGE].shape[-3:]
 

@@ -19,8 +19,8 @@ from trainer.ops import IMAGE, Normalize, parse_ops
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_BLOCK = 4096  # draws of one op
-_PURPOSE = 1 << 62  # keeps the draws of the mixture apart from those of the orders
+_BLOCK = 4096  # choices of one op
+_PURPOSE = 1 << 62  # keeps the random numbers of the mixture apart from those of the orders
 
 
 @without_autograph
@@ -33,7 +33,7 @@ def make_mixture(
 ) -> tf.data.Dataset:
     """Builds an endless training input from several datasets.
 
-    Each dataset goes through its own epochs in its own order. The next one is drawn for `lanes` images at a time, with
+    Each dataset goes through its own epochs in its own order. The next one is chosen for `lanes` images at a time, with
     probabilities that are proportional to the weights.
 
     Examples:
@@ -61,16 +61,16 @@ def make_mixture(
     check_room(options, plans[0].batch)
     weights = np.array(list(parts.values()), np.float64)
     groups, rest = divmod(start, options.lanes)
-    delivered = np.bincount(_draw_first_parts(weights, options.seed, groups), minlength=len(parts)) * options.lanes
+    delivered = np.bincount(_choose_first_parts(weights, options.seed, groups), minlength=len(parts)) * options.lanes
     labels = mixture_labels(list(parts))
     streams = [
         images(plan, int(count)).map(_make_relabel(plan, labels)) for plan, count in zip(plans, delivered, strict=True)
     ]
     repeats = options.lanes // host.count
-    draws = _draw_parts(weights, options.seed, groups)
-    draws = draws.flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(repeats))
+    choices = _choose_parts(weights, options.seed, groups)
+    choices = choices.flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(repeats))
     skipped = -(-(rest - host.index) // host.count)  # images of a partial group; the hosts alternate
-    stream = tf.data.Dataset.choose_from_datasets(streams, draws).skip(skipped)
+    stream = tf.data.Dataset.choose_from_datasets(streams, choices).skip(skipped)
     mixed = dataclasses.replace(plans[0].dataset, labels=labels)
     stream = batches(stream, dataclasses.replace(plans[0], dataset=mixed))
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training=True)
@@ -132,20 +132,20 @@ def _unify(plans: list[InputPlan]) -> list[InputPlan]:
     ]
 
 
-def _draw_parts(weights: np.ndarray, seed: int, first: int) -> tf.data.Dataset:
+def _choose_parts(weights: np.ndarray, seed: int, first: int) -> tf.data.Dataset:
     """Returns the endless sequence of indices of parts, int64, from the group `first` on."""
     blocks = tf.data.Dataset.counter(start=first // _BLOCK, dtype=tf.int64)
-    parts = blocks.flat_map(lambda block: tf.data.Dataset.from_tensor_slices(_draw_block(weights, seed, block)))
+    parts = blocks.flat_map(lambda block: tf.data.Dataset.from_tensor_slices(_choose_block(weights, seed, block)))
     return parts.skip(first % _BLOCK)
 
 
-def _draw_first_parts(weights: np.ndarray, seed: int, count: int) -> np.ndarray:
+def _choose_first_parts(weights: np.ndarray, seed: int, count: int) -> np.ndarray:
     numbers = range(-(-count // _BLOCK))
-    blocks = [_draw_block(weights, seed, tf.constant(number, tf.int64)).numpy() for number in numbers]
+    blocks = [_choose_block(weights, seed, tf.constant(number, tf.int64)).numpy() for number in numbers]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:count]
 
 
-def _draw_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
+def _choose_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
     uniform = tf.random.stateless_uniform(
         [_BLOCK], tf.stack([tf.constant(seed + _PURPOSE, tf.int64), number]), alg="philox"
     )

@@ -1,9 +1,9 @@
 """The index of the records of a split, and the order in which a training reads them.
 
 The order is a pure function of (seed, epoch), computed before anything is read. Runs of neighbouring records are
-shuffled and divided into `lanes`. Position p of the epoch belongs to lane p mod lanes, so a host that owns some of the
-lanes reads complete runs, and every batch is the same for any number of hosts. Inside a lane, the records of a window
-of a few runs are shuffled.
+shuffled and divided into `lanes`, the partitions of an epoch that hosts share. Position p of the epoch belongs to lane
+p mod lanes, so a host that owns some of the lanes reads complete runs, and every batch is the same for any number of
+hosts. Inside a lane, the records of a window of a few runs are shuffled.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _common_size(height: np.ndarray, width: np.ndarray) -> tuple[int, int] | Non
 
 WINDOWS_IN_MEMORY = 2  # one is delivered while the next is read
 _RUNS_PER_LANE = 8  # in a window of one lane
-_COPY_STRIDE = 1_000_003  # the copies of a record must not repeat the draws of another epoch
+_COPY_STRIDE = 1_000_003  # the copies of a record must not repeat the random numbers of another epoch
 _RNG = "philox"  # gives the same numbers on every device
 
 
@@ -157,19 +157,19 @@ class Order:
           epoch: number of the epoch, int64 scalar.
 
         Returns:
-          record numbers int64[records] by position, and draw numbers int64[records], which random draws use as the
-          epoch: copies of a record in one epoch have different ones.
+          record numbers int64[records] by position, and seed epochs int64[records]: what image seeds use as the epoch.
+          Copies of a record in one epoch have different ones, so that their random numbers differ.
         """
-        draws = tf.fill([self.records], epoch)
+        seed_epochs = tf.fill([self.records], epoch)
         if self.quota:
             numbers, copies = self._repeat_members(epoch)
             permutation = self._shuffle(tf.range(self.records, dtype=tf.int64), epoch, 1)
-            return tf.gather(numbers, permutation), draws + tf.gather(copies, permutation) * _COPY_STRIDE
+            return tf.gather(numbers, permutation), seed_epochs + tf.gather(copies, permutation) * _COPY_STRIDE
         if self.kind == "none":
-            return tf.range(self.records, dtype=tf.int64), draws
+            return tf.range(self.records, dtype=tf.int64), seed_epochs
         if self.kind == "global":
-            return self._shuffle(tf.range(self.records, dtype=tf.int64), epoch, 1), draws
-        return tf.gather(self._shuffle_runs(epoch), self._shuffle_windows(epoch)), draws
+            return self._shuffle(tf.range(self.records, dtype=tf.int64), epoch, 1), seed_epochs
+        return tf.gather(self._shuffle_runs(epoch), self._shuffle_windows(epoch)), seed_epochs
 
     def _shuffle_runs(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the record numbers with the runs in random order."""

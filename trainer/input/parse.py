@@ -175,7 +175,7 @@ def _check_target(path: str, target: str) -> None:
 
 
 KEY = "key"
-DRAW = "draw"
+IMAGE_SEED = "draw"  # the seed of every random number of the image
 LABEL = "label"
 WEIGHT = "weight"
 NO_LABEL = -1
@@ -197,12 +197,14 @@ def base_spec(dataset: Manifest) -> dict[str, Any]:
     return spec | WEIGHT_SPEC if dataset.options["columns"]["weight"] else spec
 
 
-def parse(serialized: tf.Tensor, draws: tf.Tensor, spec: Mapping[str, Any], dataset: Manifest, seed: int) -> Features:
+def parse(
+    serialized: tf.Tensor, seed_epochs: tf.Tensor, spec: Mapping[str, Any], dataset: Manifest, seed: int
+) -> Features:
     """Parses a batch of records.
 
     Args:
       serialized: string[batch].
-      draws: int64[batch], draw number of each record, see `Order.compute_epoch`.
+      seed_epochs: int64[batch], see `Order.compute_epoch`.
       spec: argument of `tf.io.parse_example`.
       dataset: manifest of the dataset.
       seed: seed of the input pipeline.
@@ -215,20 +217,20 @@ def parse(serialized: tf.Tensor, draws: tf.Tensor, spec: Mapping[str, Any], data
     parsed = join_targets(tf.io.parse_example(serialized, dict(spec)))
     parsed[IMAGE] = parsed.pop(record.ENCODED)
     parsed[KEY] = parsed.pop(record.FILENAME)
-    parsed[DRAW] = derive_draws(parsed[KEY], draws, seed)
+    parsed[IMAGE_SEED] = derive_image_seeds(parsed[KEY], seed_epochs, seed)
     parsed[LABEL] = _label(parsed, dataset)
     if record.WEIGHT in parsed:
         parsed[WEIGHT] = parsed.pop(record.WEIGHT)
     return parsed
 
 
-def derive_draws(key: tf.Tensor, draws: tf.Tensor, seed: int) -> tf.Tensor:
-    """Returns the seeds of the random draws of images: int32[batch, 2].
+def derive_image_seeds(key: tf.Tensor, seed_epochs: tf.Tensor, seed: int) -> tf.Tensor:
+    """Returns the seeds of the random numbers of images: int32[batch, 2].
 
-    They depend on the key, not on the position: a record has the same draws in every order, batch and host.
+    They depend on the key, not on the position: a record has the same seed in every order, batch and host.
     """
     hashed = (tf.strings.to_hash_bucket_fast(key, 1 << 32) + seed) % (1 << 32) - (1 << 31)
-    return tf.cast(tf.stack([hashed, draws % (1 << 31)], axis=-1), tf.int32)
+    return tf.cast(tf.stack([hashed, seed_epochs % (1 << 31)], axis=-1), tf.int32)
 
 
 def _label(parsed: Features, dataset: Manifest) -> tf.Tensor:
@@ -251,7 +253,7 @@ class DecodeRaw(ImageOp):
         """Returns the stored size."""
         return self.height, self.width
 
-    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         stored = features[IMAGE]
         shape = tf.concat([tf.shape(stored), [self.height, self.width, 3]], 0)
@@ -270,14 +272,14 @@ class DecodeSized(Decode):
         """Returns the stored size, so that the ops after this one may run on batches."""
         return self.height, self.width
 
-    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        decoded = super().__call__(features, numbers)
+        decoded = super().__call__(features, uniforms)
         return {**decoded, IMAGE: tf.ensure_shape(decoded[IMAGE], [self.height, self.width, 3])}
 
 
 def adapt_ops_to_records(ops: Sequence[Op], dataset: Manifest, size: tuple[int, int] | None = None) -> tuple[Op, ...]:
-    """Returns the ops for the records of a dataset; each keeps its index in the chain, and so its draws.
+    """Returns the ops for the records of a dataset; each keeps its index in the chain, and so its random numbers.
 
     Records of the policy `raw` hold pixels, so a fused decode and crop becomes a crop.
 

@@ -70,10 +70,11 @@ class InputPlan:
         return -(-self.options.batch_size // self.host.count)
 
     @property
-    def mixing_lanes(self) -> int:
-        """Number of lanes in a batch of this host; images mix inside a lane, because a lane is never split over hosts.
+    def mixing_stride(self) -> int:
+        """The `stride` of `MixingOp`: the number of lanes of this host, so that images mix inside a lane.
 
-        It is 1, the complete batch, if a lane would hold one image; several hosts are refused then.
+        A lane is never split over hosts. It is 1, for the complete batch, if a lane would hold one image; several hosts
+        are refused then.
         """
         images, remainder = divmod(self.options.batch_size, self.options.lanes)
         return self.options.lanes // self.host.count if images > 1 and not remainder else 1
@@ -123,7 +124,7 @@ class InputPlan:
 
     @property
     def first_salt(self) -> int:
-        """Index of the first of `image_ops` in the complete chain, so that a cache changes no draws."""
+        """Index of the first of `image_ops` in the complete chain, so that a cache changes no random numbers."""
         return len(self.all_ops) - len(self.batch_ops) - len(self.image_ops)
 
     @property

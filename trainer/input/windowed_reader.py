@@ -35,11 +35,11 @@ class Window(NamedTuple):
 
     Attributes:
       numbers: int64[n], record numbers, in order of the positions.
-      draws: int64[n], draw numbers, see `Order.compute_epoch`.
+      seed_epochs: int64[n], see `Order.compute_epoch`.
     """
 
     numbers: tf.Tensor
-    draws: tf.Tensor
+    seed_epochs: tf.Tensor
 
 
 def plan_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.Dataset:
@@ -90,7 +90,7 @@ def _cut_window(
     positions = tf.range(tf.maximum(first, begin - before), tf.minimum(last, end - before))
     if host.count > 1:
         positions = tf.boolean_mask(positions, (before + positions) % order.lanes % host.count == host.index)
-    return Window(tf.gather(full_epoch.numbers, positions), tf.gather(full_epoch.draws, positions))
+    return Window(tf.gather(full_epoch.numbers, positions), tf.gather(full_epoch.seed_epochs, positions))
 
 
 def read_in_order(index: RecordIndex) -> tf.data.Dataset:
@@ -105,7 +105,7 @@ def read_windows(windows: tf.data.Dataset, index: RecordIndex, options: InputOpt
     """Reads windows ahead, one at a time.
 
     Returns:
-      dataset of (records string[m] in the order of the shards, indices int64[n] of the positions into them, draws
+      dataset of (records string[m] in the order of the shards, indices int64[n] of the positions into them, seed_epochs
       int64[n]).
     """
     # Windows are limited by bytes, because a cache of pixels holds larger records than the shards.
@@ -115,7 +115,7 @@ def read_windows(windows: tf.data.Dataset, index: RecordIndex, options: InputOpt
 
 
 def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Dataset:
-    numbers, draws = window
+    numbers, seed_epochs = window
     unique, _ = tf.unique(tf.sort(numbers))
     shard = tf.gather(tf.constant(index.shard), unique)
     # A run ends at an excluded record.
@@ -135,7 +135,7 @@ def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Da
     def check(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         tf.debugging.assert_equal(tf.size(serialized), tf.size(unique), "a shard ends before its last record")
         _check_generation(index, tf.size(serialized))
-        return serialized, indices, draws
+        return serialized, indices, seed_epochs
 
     return records.map(check)
 

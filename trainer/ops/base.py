@@ -25,9 +25,9 @@ GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow converts to `L`
 _YIQ = np.array([GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
 
 
-def pick(xp: Any, numbers: Any, choices: Any) -> Any:
-    """Returns int32 in [0, choices), for float32 numbers in [0, 1) of the same shape."""
-    return xp.cast(xp.floor(numbers * xp.cast(choices, "float32")), "int32")
+def pick(xp: Any, uniforms: Any, choices: Any) -> Any:
+    """Returns int32 in [0, choices), for float32 uniforms in [0, 1) of the same shape."""
+    return xp.cast(xp.floor(uniforms * xp.cast(choices, "float32")), "int32")
 
 
 def reflect(xp: Any, index: Any, size: int) -> Any:
@@ -43,7 +43,7 @@ def gather_pixels(xp: Any, images: Any, rows: Any, columns: Any) -> Any:
     return xp.take(xp.reshape(images, (-1, channels)), index, axis=0)
 
 
-def paint_square(xp: Any, images: Any, side: int, value: int, numbers: Any) -> Any:
+def paint_square(xp: Any, images: Any, side: int, value: int, uniforms: Any) -> Any:
     """Returns images with a square of one value at a random position, clipped at the edge.
 
     Args:
@@ -51,7 +51,7 @@ def paint_square(xp: Any, images: Any, side: int, value: int, numbers: Any) -> A
       images: [..., height, width, 3].
       side: side of the square in pixels.
       value: value of all its channels, 0-255.
-      numbers: float32[..., 2] in [0, 1), which choose row and column of the centre.
+      uniforms: float32[..., 2] in [0, 1), which choose row and column of the centre.
 
     Returns:
       images of the same type and shape.
@@ -61,7 +61,7 @@ def paint_square(xp: Any, images: Any, side: int, value: int, numbers: Any) -> A
     indices = (xp.arange(height, dtype="int32"), xp.arange(width * channels, dtype="int32") // channels)
     inside = []
     for axis, (size, index) in enumerate(zip((height, width), indices, strict=True)):
-        first = pick(xp, numbers[..., axis : axis + 1], size) - side // 2
+        first = pick(xp, uniforms[..., axis : axis + 1], size) - side // 2
         inside.append((index >= first) & (index < first + side))
     covered = inside[0][..., :, None] & inside[1][..., None, :]
     lines = xp.reshape(images, (*batch, height, width * channels))
@@ -164,7 +164,7 @@ class Op(Protocol):
     """One step of preprocessing."""
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Number of random numbers that the op takes per image."""
 
     @property
@@ -174,25 +174,25 @@ class Op(Protocol):
     def size(self, before: Size) -> Size:
         """Returns height and width after the op, or None if images differ."""
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the features with a new `image` and, for ops that move pixels, new targets.
 
         Args:
           features: features of one image: `image`, and optionally `boxes` float32[n, 4] (ymin, xmin, ymax, xmax,
             fractions of the image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
-          numbers: float32[draws] in [0, 1).
+          uniforms: float32[random_count], random numbers in [0, 1).
         """
 
 
 class ImageOp:
     """Base class of the ops; by default not random and without a change of size."""
 
-    draws: ClassVar[Any] = 0  # a property in ops whose arguments determine it
+    random_count: ClassVar[Any] = 0  # a property in ops whose arguments determine it
 
     @property
     def random(self) -> bool:
         """Whether the op takes random numbers."""
-        return bool(self.draws > 0)
+        return bool(self.random_count > 0)
 
     def size(self, before: Size) -> Size:
         """Returns height and width after the op."""
@@ -206,13 +206,13 @@ class BatchOp(ImageOp, ABC):
     batch_px: ClassVar[int] = 96 * 96
 
     @abstractmethod
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """Returns the transformed images.
 
         Args:
           xp: `keras.ops` or `trainer.ops.tf_ops`.
           images: [batch, height, width, 3], 0-255, uint8 or float32.
-          numbers: float32[batch, draws].
+          uniforms: float32[batch, random_count].
 
         Returns:
           [batch, height, width, 3], 0-255: the type of `images`, or float32 that is not yet rounded.
@@ -225,12 +225,12 @@ class IndexOp(BatchOp):
     moves_window: ClassVar[bool] = True
 
     @abstractmethod
-    def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
+    def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """Returns the source row of each new row, int32[batch, height], and the source column of each new column."""
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
-        return run_index_ops(xp, [(self, numbers)], images)
+        return run_index_ops(xp, [(self, uniforms)], images)
 
 
 class MixingOp(BatchOp):
@@ -239,11 +239,14 @@ class MixingOp(BatchOp):
     batch_px = 1 << 62
 
     @abstractmethod
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
-        """See `BatchOp`; the distance in the batch between two mixed images is a multiple of `lanes`."""
+    def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:
+        """See `BatchOp`; the distance in the batch between two mixed images is a multiple of `stride`.
+
+        With the number of lanes of a host as the stride, any number of hosts mixes the same images.
+        """
 
     @abstractmethod
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, uniforms: Any, stride: int = 1) -> Any:
         """Returns the mixed labels, float32[batch, classes]."""
 
 
@@ -252,8 +255,8 @@ def run_index_ops(xp: Any, steps: Sequence[tuple[IndexOp, Any]], images: Any) ->
     batch, height, width, _ = xp.shape(images)
     rows = xp.broadcast_to(xp.arange(height, dtype="int32")[None], (batch, height))
     columns = xp.broadcast_to(xp.arange(width, dtype="int32")[None], (batch, width))
-    for op, numbers in steps:
-        rows, columns = op.index(xp, rows, columns, numbers)
+    for op, uniforms in steps:
+        rows, columns = op.index(xp, rows, columns, uniforms)
     return gather_pixels(xp, images, rows, columns)
 
 

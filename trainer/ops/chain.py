@@ -116,9 +116,9 @@ def run_batch(
     xp: Any,
     ops: Sequence[BatchOp],
     images: Any,
-    numbers: Sequence[Any],
+    uniforms: Sequence[Any],
     after: Callable[[BatchOp, Any], Any] = lambda _, images: images,
-    lanes: int = 1,
+    stride: int = 1,
 ) -> Any:
     """Runs a chain on a batch.
 
@@ -126,22 +126,22 @@ def run_batch(
       xp: `keras.ops` or `trainer.ops.tf_ops`.
       ops: ops of the chain.
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch size may be unknown.
-      numbers: float32[batch, draws] for each op.
+      uniforms: float32[batch, random_count] for each op.
       after: function of an op and its result that returns the images for the next op.
-      lanes: see `MixingOp`; a divisor of the batch size.
+      stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Raises:
       OptionError: an op does not fit the size of the images.
     """
-    steps = zip(ops, numbers, strict=True)
+    steps = zip(ops, uniforms, strict=True)
     for is_index_op, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], IndexOp)):
         members = list(group)
         if is_index_op and any(op.moves_window for op, _ in members):  # type: ignore[attr-defined]
             images = run_index_ops(xp, members, images)  # type: ignore[arg-type]
         else:
-            for op, op_numbers in members:
-                arguments = (lanes,) if isinstance(op, MixingOp) else ()
-                images = after(op, op.batch(xp, images, op_numbers, *arguments))
+            for op, op_uniforms in members:
+                arguments = (stride,) if isinstance(op, MixingOp) else ()
+                images = after(op, op.batch(xp, images, op_uniforms, *arguments))
     return images
 
 
@@ -187,8 +187,8 @@ def _can_batch(op: Any, size: Size, moves_targets: bool) -> bool:
     return not moves_targets and size[0] * size[1] <= op.batch_px
 
 
-NUMBERS = "numbers"  # feature with the random numbers of all ops, if they are drawn per batch
-DRAW_FEATURES = (NUMBERS, WINDOW)
+NUMBERS = "numbers"  # feature with the random numbers of all ops, if they are computed per batch
+RANDOM_FEATURES = (NUMBERS, WINDOW)
 OPS: dict[str, type] = {
     "center_crop": CenterCrop,
     "color_jitter": ColorJitter,
@@ -247,7 +247,7 @@ def outputs(ops: Sequence[Op]) -> int:
 
 
 def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int = 0) -> dict[str, tf.Tensor]:
-    """Runs a chain of ops on one image; each op draws its own numbers.
+    """Runs a chain of ops on one image; each op takes random numbers of its own.
 
     Examples:
       >>> import tensorflow as tf
@@ -260,51 +260,53 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
     Args:
       ops: ops of the chain.
       features: `image`, an encoded string scalar, and optionally `boxes`, `box_labels` and `mask`, see `Op`.
-      draw: int32[2]; equal draws give equal images.
+      draw: int32[2], the seed of every random number of the image; equal seeds give equal images.
       first: index of the first op in the complete chain, if this is a part of it.
 
     Returns:
       the features with `image` uint8[height, width, 3]; float32 after `normalize`. A chain with `multi_crop` that
       makes several images gives `image` and `mask` [outputs, height, width, channels], and `boxes` and `box_labels`
-      ragged; the later ops use the draw i of `rng.split(draw, outputs)` for image i. Other features do not change.
+      ragged; the later ops use the seed i of `rng.split(draw, outputs)` for image i. Other features do not change.
 
     Raises:
       tf.errors.InvalidArgumentError: the bytes are not a JPEG or PNG file, or the image does not fit an op.
     """
-    counts = [op.draws for op in ops]
+    counts = [op.random_count for op in ops]
     has_numbers = NUMBERS in features
-    numbers = tf.split(features[NUMBERS], counts) if has_numbers else rng.uniform_for_chain(draw, counts, first)
+    uniforms = tf.split(features[NUMBERS], counts) if has_numbers else rng.uniform_for_chain(draw, counts, first)
     for position, op in enumerate(ops):
         if isinstance(op, MultiCrop) and op.outputs > 1:
-            parts = op.parts(features, numbers[position])
+            parts = op.parts(features, uniforms[position])
             return _apply_to_parts(ops[position + 1 :], parts, draw, first + position + 1)
-        features = op(features, numbers[position])
-    return {name: value for name, value in features.items() if name not in DRAW_FEATURES}
+        features = op(features, uniforms[position])
+    return {name: value for name, value in features.items() if name not in RANDOM_FEATURES}
 
 
-def draw_numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int = 0) -> dict[str, tf.Tensor]:
-    """Draws the numbers of `apply_ops` for a batch of images, in a fraction of the time.
+def draw_numbers(ops: Sequence[Op], features: Features, image_seed: tf.Tensor, first: int = 0) -> dict[str, tf.Tensor]:
+    """Computes the random numbers of `apply_ops` for a batch of images, in a fraction of the time.
 
     Args:
       ops: ops for `apply_ops`.
       features: features of a batch of records.
-      draw: int32[batch, 2].
+      image_seed: int32[batch, 2].
       first: argument `first` for `apply_ops`.
 
     Returns:
       the features and the numbers, as features that `apply_ops` reads.
     """
-    counts = [op.draws for op in ops]
+    counts = [op.random_count for op in ops]
     if not any(counts) or outputs(ops) > 1:
         return dict(features)
-    numbers = rng.uniform_for_chain(draw, counts, first)
-    result = {**features, NUMBERS: tf.concat(numbers, -1)}
+    uniforms = rng.uniform_for_chain(image_seed, counts, first)
+    result = {**features, NUMBERS: tf.concat(uniforms, -1)}
     if isinstance(ops[0], DecodeRandomCrop):
-        result[WINDOW] = ops[0].window(features, numbers[0])
+        result[WINDOW] = ops[0].window(features, uniforms[0])
     return result
 
 
-def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1) -> tf.Tensor:
+def apply_batch_ops(
+    ops: Sequence[Op], images: tf.Tensor, image_seed: tf.Tensor, first: int = 0, stride: int = 1
+) -> tf.Tensor:
     """Runs a chain, or the end of one, on a batch.
 
     The pixels are equal to those of `apply_ops`, or within 1 for ops that `split_position` does not run on batches.
@@ -312,24 +314,24 @@ def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first
     Args:
       ops: ops from `split_position` on.
       images: uint8[batch, height, width, 3].
-      draw: int32[batch, 2].
+      image_seed: int32[batch, 2].
       first: index of the first op in the complete chain.
-      lanes: see `MixingOp`; a divisor of the batch size.
+      stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Returns:
       uint8[batch, height, width, 3]; float32 after `normalize`.
     """
-    numbers = rng.uniform_for_chain(draw, [op.draws if op.random else 0 for op in ops], first)
-    return run_batch(tf_ops, ops, images, numbers, _round_result, lanes)  # type: ignore[arg-type]
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    return run_batch(tf_ops, ops, images, uniforms, _round_result, stride)  # type: ignore[arg-type]
 
 
 def mix_batch_labels(
-    ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1
+    ops: Sequence[Op], labels: tf.Tensor, image_seed: tf.Tensor, first: int = 0, stride: int = 1
 ) -> tf.Tensor:
-    """Returns labels float32[batch, classes], mixed like the images of `apply_batch_ops` with the same draws."""
-    numbers = rng.uniform_for_chain(draw, [op.draws if op.random else 0 for op in ops], first)
-    for op, op_numbers in zip(ops, numbers, strict=True):
-        labels = op.labels(tf_ops, labels, op_numbers, lanes) if isinstance(op, MixingOp) else labels
+    """Returns labels float32[batch, classes], mixed like the images of `apply_batch_ops` with the same seeds."""
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    for op, op_uniforms in zip(ops, uniforms, strict=True):
+        labels = op.labels(tf_ops, labels, op_uniforms, stride) if isinstance(op, MixingOp) else labels
     return labels
 
 
@@ -340,7 +342,7 @@ def _round_result(op: Op, images: tf.Tensor) -> tf.Tensor:
 
 
 def _apply_to_parts(
-    ops: Sequence[Op], parts: list[dict[str, tf.Tensor]], draw: tf.Tensor, first: int
+    ops: Sequence[Op], parts: list[dict[str, tf.Tensor]], image_seed: tf.Tensor, first: int
 ) -> dict[str, tf.Tensor]:
-    draws = tf.unstack(rng.split(draw, len(parts)))
-    return stack_features([apply_ops(ops, *pair, first) for pair in zip(parts, draws, strict=True)])
+    seeds = tf.unstack(rng.split(image_seed, len(parts)))
+    return stack_features([apply_ops(ops, *pair, first) for pair in zip(parts, seeds, strict=True)])

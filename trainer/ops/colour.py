@@ -25,16 +25,16 @@ class Cutout(BatchOp):
 
     side: int
     fill: int = 0
-    draws: ClassVar[int] = 2
+    random_count: ClassVar[int] = 2
     batch_px = 1 << 62
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], numbers)}
+        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], uniforms)}
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
-        return base.paint_square(xp, images, self.side, self.fill, numbers)
+        return base.paint_square(xp, images, self.side, self.fill, uniforms)
 
 
 @dataclass(frozen=True)
@@ -52,30 +52,30 @@ class ColorJitter(BatchOp):
     contrast: float | None = None
     saturation: float | None = None
     hue: float | None = None
-    draws: ClassVar[int] = 4
+    random_count: ClassVar[int] = 4
     batch_px = 0
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         image = features[IMAGE]
         pixels = tf.reshape(tf.cast(image, tf.float32), [1, -1, 3])
-        matrices, offsets = self._make_transform(tf_ops, tf.reduce_mean(pixels, axis=1), numbers[None])
+        matrices, offsets = self._make_transform(tf_ops, tf.reduce_mean(pixels, axis=1), uniforms[None])
         # For one image, a matrix product takes a sixth of the time of `mix_channels`.
         mixed = tf.matmul(pixels, matrices, transpose_b=True) + offsets
         pixels = tf_ops.to_uint8(tf_ops.clip(mixed, 0.0, 255.0))
         return {**features, IMAGE: tf.ensure_shape(tf.reshape(pixels, tf.shape(image)), image.shape)}
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
         images = xp.cast(images, "float32")
-        matrices, offsets = self._make_transform(xp, xp.mean(images, axis=(1, 2)), numbers)
+        matrices, offsets = self._make_transform(xp, xp.mean(images, axis=(1, 2)), uniforms)
         return xp.clip(base.mix_channels(images, matrices, offsets), 0.0, 255.0)
 
-    def _make_transform(self, xp: Any, mean: Any, numbers: Any) -> tuple[Any, Any]:
+    def _make_transform(self, xp: Any, mean: Any, uniforms: Any) -> tuple[Any, Any]:
         """Returns matrices and offsets for `mix_channels`, for images with a mean colour float32[batch, 3]."""
         amount = self._amounts()
-        brightness, contrast, saturation = (1.0 + amount[i] * (numbers[:, i] * 2.0 - 1.0) for i in range(3))
-        hue = base.hue_matrix(xp, (numbers[:, 3] * 2.0 - 1.0) * (2 * math.pi * amount[3]))
+        brightness, contrast, saturation = (1.0 + amount[i] * (uniforms[:, i] * 2.0 - 1.0) for i in range(3))
+        hue = base.hue_matrix(xp, (uniforms[:, 3] * 2.0 - 1.0) * (2 * math.pi * amount[3]))
         mean = brightness * base.to_grey(mean)[:, 0]
         saturation = saturation[:, None, None]
         grey = xp.convert_to_tensor([base.GREY] * 3, dtype="float32")
@@ -99,11 +99,11 @@ class Normalize(BatchOp):
     std_rgb: tuple[float, ...] = ()
     batch_px = 1 << 62
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], numbers)}
+        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], uniforms)}
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`; the result is float32 around 0."""
         if len(self.mean_rgb) != 3 or len(self.std_rgb) != 3:
             raise OptionError("normalize has no statistics; write normalize((r, g, b), (r, g, b)) or bind_statistics")

@@ -1,7 +1,7 @@
 """Augmentation on the device: batches inside the compiled step, with `keras.ops` only.
 
 Chains such as `"pad_reflect(4)|random_crop(32)|flip|cutout(8)|mixup(0.2)"` are written as in `trainer.ops` and give the
-same images for the same random numbers, but draw other numbers than the chain of the host. `Augmented` is a model that
+same images for the same random numbers, but use other numbers than the chain of the host. `Augmented` is a model that
 augments its images and labels during training.
 """
 
@@ -23,20 +23,20 @@ from trainer.ops.colour import Normalize
 from trainer.ops.mixing import mix_weighted
 
 
-def device_uniform(draw: Any, salt: int, count: int) -> Any:
+def device_uniform(image_seed: Any, salt: int, count: int) -> Any:
     """Returns float32[..., count] in [0, 1), equal to `rng.uniform` in every bit.
 
     Args:
-      draw: int32[..., 2].
+      image_seed: int32[..., 2].
       salt: purpose of the numbers, 0 to 65534.
       count: number of numbers.
     """
-    return rng.uniform_with(ops, draw, [(salt, count)])
+    return rng.uniform_with(ops, image_seed, [(salt, count)])
 
 
-def draw_chain_numbers(draw: Any, counts: Sequence[int], first_salt: int) -> list[Any]:
-    """Returns `uniform(draw, first_salt + i, counts[i])` for each i, with one hash."""
-    return [device_uniform(draw, first_salt + i, count) for i, count in enumerate(counts)]
+def draw_chain_numbers(image_seed: Any, counts: Sequence[int], first_salt: int) -> list[Any]:
+    """Returns `uniform(image_seed, first_salt + i, counts[i])` for each i, with one hash."""
+    return [device_uniform(image_seed, first_salt + i, count) for i, count in enumerate(counts)]
 
 
 DeviceOp = BatchOp
@@ -57,13 +57,13 @@ def parse_device_ops(spec: str) -> tuple[DeviceOp, ...]:
     return ops
 
 
-def apply_device_ops(ops: Sequence[DeviceOp], images: Any, draw: Any) -> Any:
+def apply_device_ops(ops: Sequence[DeviceOp], images: Any, image_seed: Any) -> Any:
     """Runs a chain on a batch, with or without `jit_compile`, on any backend of Keras.
 
     Args:
       ops: ops of the chain.
       images: uint8 or float32[batch, height, width, 3], 0-255.
-      draw: int32[batch, 2].
+      image_seed: int32[batch, 2].
 
     Returns:
       float32[batch, height, width, 3], 0-255 except after `normalize`.
@@ -71,22 +71,22 @@ def apply_device_ops(ops: Sequence[DeviceOp], images: Any, draw: Any) -> Any:
     Raises:
       OptionError: an op does not fit the size of the images.
     """
-    return run_batch(xp, ops, xp.cast(images, "float32"), _numbers(ops, draw))
+    return run_batch(xp, ops, xp.cast(images, "float32"), _numbers(ops, image_seed))
 
 
-def mix_labels(ops: Sequence[DeviceOp], labels: Any, draw: Any) -> Any:
-    """Mixes labels like the images of `apply_device_ops` with the same draws.
+def mix_labels(ops: Sequence[DeviceOp], labels: Any, image_seed: Any) -> Any:
+    """Mixes labels like the images of `apply_device_ops` with the same seeds.
 
     Args:
       ops: ops of the chain.
       labels: float32[batch, classes].
-      draw: int32[batch, 2].
+      image_seed: int32[batch, 2].
 
     Returns:
       float32[batch, classes].
     """
-    for op, numbers in zip(ops, _numbers(ops, draw), strict=True):
-        labels = op.labels(xp, labels, numbers) if isinstance(op, MixingOp) else labels
+    for op, uniforms in zip(ops, _numbers(ops, image_seed), strict=True):
+        labels = op.labels(xp, labels, uniforms) if isinstance(op, MixingOp) else labels
     return labels
 
 
@@ -98,12 +98,12 @@ def output_side(ops: Sequence[DeviceOp], side: int) -> int:
     return size[0]
 
 
-def _numbers(ops: Sequence[DeviceOp], draw: Any) -> list[Any]:
-    return draw_chain_numbers(draw, [op.draws for op in ops], FIRST_SALT)
+def _numbers(ops: Sequence[DeviceOp], image_seed: Any) -> list[Any]:
+    return draw_chain_numbers(image_seed, [op.random_count for op in ops], FIRST_SALT)
 
 
 IMAGE = "image"
-DRAW = "draw"
+IMAGE_SEED = "draw"  # the seed of every random number of the image
 
 
 class Augmented(keras.Model):
@@ -133,7 +133,7 @@ class Augmented(keras.Model):
         """Returns float32[batch, classes]."""
         images = inputs[IMAGE]
         if training and self.device_ops:
-            augmented = apply_device_ops(self.device_ops, images, inputs[DRAW])
+            augmented = apply_device_ops(self.device_ops, images, inputs[IMAGE_SEED])
             # A model declares uint8, and Keras would truncate fractions and wrap values over 255. Rounding also gives
             # training the same values as serving.
             images = keras.ops.cast(keras.ops.clip(keras.ops.round(augmented), 0, 255), "uint8")
@@ -144,7 +144,7 @@ class Augmented(keras.Model):
     ) -> Any:
         """Returns the compiled loss, in training for labels and weights that are mixed like the images."""
         if training and self.device_ops:
-            mix = partial(mix_labels, self.device_ops, draw=x[DRAW])
+            mix = partial(mix_labels, self.device_ops, image_seed=x[IMAGE_SEED])
             if sample_weight is None:
                 y = mix(y)
             else:

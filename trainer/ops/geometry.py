@@ -25,12 +25,12 @@ class CenterCrop(IndexOp):
         """Returns side x side."""
         return self.side, self.side
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         corner = (tf.shape(features[IMAGE])[:2] - self.side) // 2
         return _crop(features, corner, self.side, self.keep)
 
-    def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
+    def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """See `IndexOp`."""
         height, width = _check_sides(rows, columns, self.side, f"center_crop({self.side})")
         top, left = (height - self.side) // 2, (width - self.side) // 2
@@ -47,7 +47,7 @@ class PadReflect(IndexOp):
         """Returns the size with the margins."""
         return None if before is None else (before[0] + 2 * self.margin, before[1] + 2 * self.margin)
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         image = features[IMAGE]
         sides = tf.shape(image)[:2]
@@ -57,7 +57,7 @@ class PadReflect(IndexOp):
             moved[name] = tf.pad(features[name], margins, mode="REFLECT")
         return moved
 
-    def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
+    def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """See `IndexOp`."""
         _check_sides(rows, columns, self.margin + 1, f"pad_reflect({self.margin})")
         return self._pad_index(xp, rows), self._pad_index(xp, columns)
@@ -74,25 +74,25 @@ class RandomCrop(IndexOp):
 
     side: int
     keep: float = KEEP
-    draws: ClassVar[int] = 2
+    random_count: ClassVar[int] = 2
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
         return self.side, self.side
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        corner = pick_corner(tf.shape(features[IMAGE])[:2] - self.side, numbers)
+        corner = pick_corner(tf.shape(features[IMAGE])[:2] - self.side, uniforms)
         return _crop(features, corner, self.side, self.keep)
 
-    def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
+    def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """See `IndexOp`."""
         _check_sides(rows, columns, self.side, f"random_crop({self.side})")
-        return self._crop_index(xp, rows, numbers[:, 0:1]), self._crop_index(xp, columns, numbers[:, 1:2])
+        return self._crop_index(xp, rows, uniforms[:, 0:1]), self._crop_index(xp, columns, uniforms[:, 1:2])
 
-    def _crop_index(self, xp: Any, index: Any, numbers: Any) -> Any:
+    def _crop_index(self, xp: Any, index: Any, uniforms: Any) -> Any:
         batch, size = xp.shape(index)
-        first = base.pick(xp, numbers, size - self.side + 1)
+        first = base.pick(xp, uniforms, size - self.side + 1)
         source = first + xp.arange(self.side, dtype="int32") + xp.arange(batch, dtype="int32")[:, None] * size
         return xp.take(xp.reshape(index, (-1,)), source, axis=0)
 
@@ -102,11 +102,11 @@ class Flip(IndexOp):
     """Mirrors left and right with a probability."""
 
     probability: float = 0.5
-    draws: ClassVar[int] = 1
+    random_count: ClassVar[int] = 1
     moves_window = False
     axis: ClassVar[int] = 1
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         names = moving_names(features)
 
@@ -114,19 +114,19 @@ class Flip(IndexOp):
             values = base.mirror_boxes(features, self.axis)
             return [tf.reverse(values[name], [self.axis]) if name in _PICTURES else values[name] for name in names]
 
-        values = tf.cond(numbers[0] < self.probability, mirror, lambda: [features[name] for name in names])
+        values = tf.cond(uniforms[0] < self.probability, mirror, lambda: [features[name] for name in names])
         return {**features, **dict(zip(names, values, strict=True))}
 
-    def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
+    def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """See `IndexOp`."""
-        is_mirrored = numbers < self.probability
+        is_mirrored = uniforms < self.probability
         sides = [rows, columns]
         sides[self.axis] = xp.where(is_mirrored, xp.flip(sides[self.axis], axis=1), sides[self.axis])
         return sides[0], sides[1]
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
-        is_mirrored = (numbers < self.probability)[:, :, None, None]
+        is_mirrored = (uniforms < self.probability)[:, :, None, None]
         return xp.where(is_mirrored, xp.flip(images, axis=self.axis + 1), images)
 
 
@@ -147,30 +147,30 @@ class Rotate(BatchOp):
     max_degrees: float
     fill: int = 0
     keep: float = KEEP
-    draws: ClassVar[int] = 1
+    random_count: ClassVar[int] = 1
     batch_px = 0  # the kernel for one image rounds differently, and a batch must give the same pixels
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        maps = base.rotation(tf_ops, self._radians(numbers))
+        maps = base.rotation(tf_ops, self._radians(uniforms))
         return warp_features(features, maps, self.fill, self.keep)
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
         _, height, width, _ = xp.shape(images)
-        maps = base.rotation(xp, self._radians(numbers[:, 0]))
+        maps = base.rotation(xp, self._radians(uniforms[:, 0]))
         pixel_maps = base.centre_maps(xp, maps, height, width)
         return base.warp(xp, xp.cast(images, "float32"), pixel_maps, self.fill)
 
-    def _radians(self, numbers: Any) -> Any:
-        return (numbers * 2.0 - 1.0) * math.radians(self.max_degrees)
+    def _radians(self, uniforms: Any) -> Any:
+        return (uniforms * 2.0 - 1.0) * math.radians(self.max_degrees)
 
 
 @dataclass(frozen=True)
 class MultiCrop(ImageOp):
     """Makes `count` random crops of side x side from one image, each followed by its mirror image if `mirror`.
 
-    The next ops run on each of them with separate draws.
+    The next ops run on each of them with separate random numbers.
     """
 
     count: int
@@ -179,7 +179,7 @@ class MultiCrop(ImageOp):
     keep: float = KEEP
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Two numbers per crop."""
         return 2 * self.count
 
@@ -192,17 +192,17 @@ class MultiCrop(ImageOp):
         """Returns side x side."""
         return self.side, self.side
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        parts = self.parts(features, numbers)
+        parts = self.parts(features, uniforms)
         return stack_features(parts) if len(parts) > 1 else parts[0]
 
-    def parts(self, features: Features, numbers: tf.Tensor) -> list[dict[str, tf.Tensor]]:
+    def parts(self, features: Features, uniforms: tf.Tensor) -> list[dict[str, tf.Tensor]]:
         """Returns the features of each crop."""
         crop, flip = RandomCrop(self.side, self.keep), Flip(probability=1.0)
         parts = []
         for number in range(self.count):
-            part = crop(features, numbers[2 * number : 2 * number + 2])
+            part = crop(features, uniforms[2 * number : 2 * number + 2])
             parts += [part, flip(part, tf.zeros([1]))] if self.mirror else [part]
         return parts
 
@@ -248,11 +248,11 @@ def _stack_ragged(rows: list[tf.Tensor]) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(tf.concat(rows, 0), lengths)
 
 
-def _sample(image: tf.Tensor, maps: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
-    # `base.warp` takes thirty kernels. This one truncates fractions of integers, so the image is cast to floats.
+def _sample(image: tf.Tensor, transform: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
+    # One kernel call instead of the thirty of `base.warp`. It truncates fractions of integers, hence the floats.
     sampled = tf.raw_ops.ImageProjectiveTransformV3(
         images=tf.cast(image, tf.float32)[None],
-        transforms=tf.concat([tf.reshape(maps, [1, 6]), tf.zeros([1, 2])], axis=1),
+        transforms=tf.concat([tf.reshape(transform, [1, 6]), tf.zeros([1, 2])], axis=1),
         output_shape=tf.shape(image)[:2],
         fill_value=float(fill),
         interpolation=interpolation,

@@ -21,31 +21,32 @@ class Mixup(MixingOp):
     """Averages each image with another one of the batch, after Zhang et al. (2018), arXiv 1710.09412.
 
     The weight of the image itself is drawn from Beta(alpha, alpha) for each image. The distance to the partner is the
-    same for all images of a batch, or of a lane, and comes from the draw of the first image.
+    same for all images whose positions in the batch have the same remainder by `stride`, see `MixingOp.batch`, and
+    comes from the random numbers of the first of them.
     """
 
     alpha: float
     probability: float = 1.0
-    draws: ClassVar[int] = 3
+    random_count: ClassVar[int] = 3
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("mixup")
 
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`; the result is float32."""
         images = xp.cast(images, "float32")
-        ratio = self._draw_ratio(xp, numbers)[:, None, None, None]
-        return images * ratio + take_partner(xp, images, numbers, lanes) * (1.0 - ratio)
+        ratio = self._draw_ratio(xp, uniforms)[:, None, None, None]
+        return images * ratio + take_partner(xp, images, uniforms, stride) * (1.0 - ratio)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
-        ratio = self._draw_ratio(xp, numbers)[:, None]
-        return labels * ratio + take_partner(xp, labels, numbers, lanes) * (1.0 - ratio)
+        ratio = self._draw_ratio(xp, uniforms)[:, None]
+        return labels * ratio + take_partner(xp, labels, uniforms, stride) * (1.0 - ratio)
 
-    def _draw_ratio(self, xp: Any, numbers: Any) -> Any:
-        ratio = beta(xp, self.alpha, numbers[:, 0])
-        return xp.where(numbers[:, 1] < self.probability, ratio, 1.0)
+    def _draw_ratio(self, xp: Any, uniforms: Any) -> Any:
+        ratio = beta(xp, self.alpha, uniforms[:, 0])
+        return xp.where(uniforms[:, 1] < self.probability, ratio, 1.0)
 
 
 @dataclass(frozen=True)
@@ -59,40 +60,40 @@ class Cutmix(MixingOp):
 
     alpha: float
     probability: float = 1.0
-    draws: ClassVar[int] = 5
+    random_count: ClassVar[int] = 5
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("cutmix")
 
-    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
         _, height, width, _ = xp.shape(images)
-        rows, columns = self._edges(xp, numbers)
+        rows, columns = self._edges(xp, uniforms)
         covered = _is_between(xp, rows, height)[:, :, None, None] & _is_between(xp, columns, width)[:, None, :, None]
-        return xp.where(covered, take_partner(xp, images, numbers, lanes), images)
+        return xp.where(covered, take_partner(xp, images, uniforms, stride), images)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
+    def labels(self, xp: Any, labels: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
-        rows, columns = self._edges(xp, numbers)
+        rows, columns = self._edges(xp, uniforms)
         ratio = ((rows[1] - rows[0]) * (columns[1] - columns[0]))[:, None]
-        return labels * (1.0 - ratio) + take_partner(xp, labels, numbers, lanes) * ratio
+        return labels * (1.0 - ratio) + take_partner(xp, labels, uniforms, stride) * ratio
 
-    def _edges(self, xp: Any, numbers: Any) -> list[tuple[Any, Any]]:
+    def _edges(self, xp: Any, uniforms: Any) -> list[tuple[Any, Any]]:
         """Returns begin and end of the rectangle, vertical and horizontal, float32[batch] in 0-1."""
-        side = xp.sqrt(1.0 - beta(xp, self.alpha, numbers[:, 0]))
-        half = xp.where(numbers[:, 1] < self.probability, side, 0.0) / 2.0
-        centres = (numbers[:, 3], numbers[:, 4])
+        side = xp.sqrt(1.0 - beta(xp, self.alpha, uniforms[:, 0]))
+        half = xp.where(uniforms[:, 1] < self.probability, side, 0.0) / 2.0
+        centres = (uniforms[:, 3], uniforms[:, 4])
         return [(xp.clip(centre - half, 0.0, 1.0), xp.clip(centre + half, 0.0, 1.0)) for centre in centres]
 
 
-def take_partner(xp: Any, values: Any, numbers: Any, lanes: int = 1) -> Any:
-    """Returns the values of the partner of each image: every lane, rolled by 1 to its length - 1."""
+def take_partner(xp: Any, values: Any, uniforms: Any, stride: int = 1) -> Any:
+    """Returns the values of the partner of each image, which is a random multiple of `stride` further in the batch."""
     batch = xp.shape(values)[0]
     index = xp.arange(batch, dtype="int32")
-    first = xp.take(numbers[:, 2], index % lanes, axis=0)
-    shift = pick(xp, first, batch // lanes - 1) + 1
-    return xp.take(values, (index + shift * lanes) % batch, axis=0)
+    first = xp.take(uniforms[:, 2], index % stride, axis=0)
+    shift = pick(xp, first, batch // stride - 1) + 1
+    return xp.take(values, (index + shift * stride) % batch, axis=0)
 
 
 def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) -> tuple[Any, Any]:
@@ -116,16 +117,16 @@ def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) 
     return mixed[:, :-1] / xp.where(weight > 0, weight, 1.0), weight[:, 0]
 
 
-def beta(xp: Any, alpha: float, numbers: Any) -> Any:
+def beta(xp: Any, alpha: float, uniforms: Any) -> Any:
     """Returns samples of Beta(alpha, alpha) by its inverse distribution function.
 
     Args:
       xp: the array library.
       alpha: 0.05 to 10; above, the table is too coarse.
-      numbers: float32[batch] in [0, 1).
+      uniforms: float32[batch] in [0, 1).
     """
-    upper = numbers > 0.5
-    position = xp.where(upper, 1.0 - numbers, numbers) * (2.0 * _TABLE)
+    upper = uniforms > 0.5
+    position = xp.where(upper, 1.0 - uniforms, uniforms) * (2.0 * _TABLE)
     below = xp.minimum(xp.cast(xp.floor(position), "int32"), _TABLE - 1)
     table = xp.convert_to_tensor(_powers(alpha), dtype="float32")
     low, high = xp.take(table, below, axis=0), xp.take(table, below + 1, axis=0)

@@ -2,7 +2,7 @@
 
 The ops and their ranges are those of torchvision's `RandAugment`, except that rotation and shear are about the centre
 and bilinear. Each op is an affine map, a table of values, a blend with grey or a blend with the blurred image. So a
-batch needs four kernels, whichever ops its images draw; three of them leave an image unchanged.
+batch needs four kernels, whichever ops its images get; three of them leave an image unchanged.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class RandAugment(BatchOp):
     batch_px = 0
 
     @property
-    def draws(self) -> int:
+    def random_count(self) -> int:
         """Two numbers per op, for its kind and its sign."""
         return 2 * self.count
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         branches = tf.constant([_BRANCHES[kind] for kind in KINDS])
         for number in range(self.count):
-            row = _select_row(tf_ops, numbers[None, 2 * number : 2 * number + 2])
+            row = _select_row(tf_ops, uniforms[None, 2 * number : 2 * number + 2])
             features = self._apply_one(features, branches[row[0] // 2], row)
         return dict(features)
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`; the result is whole numbers."""
         images = base.round_pixels(xp, xp.cast(images, "float32"))
         _, height, width, _ = xp.shape(images)
         for number in range(self.count):
-            row = _select_row(xp, numbers[:, 2 * number : 2 * number + 2])
+            row = _select_row(xp, uniforms[:, 2 * number : 2 * number + 2])
             maps = base.centre_maps(xp, self._take(xp, "maps", row), height, width)
             images = base.round_pixels(xp, base.warp(xp, images, maps, self.fill))
             images = _look_up(xp, images, self._select_table(xp, images, row))
@@ -110,10 +110,10 @@ class RandAugment(BatchOp):
         return xp.take(xp.convert_to_tensor(_tables(self.magnitude)[name], dtype="float32"), row, axis=0)
 
 
-def _select_row(xp: Any, numbers: Any) -> Any:
+def _select_row(xp: Any, uniforms: Any) -> Any:
     """Returns the rows of `_tables`, int32[batch]: 2 * kind, plus 1 for a negative sign."""
-    kind = base.pick(xp, numbers[:, 0], len(KINDS))
-    return kind * 2 + xp.cast(numbers[:, 1] < 0.5, "int32")
+    kind = base.pick(xp, uniforms[:, 0], len(KINDS))
+    return kind * 2 + xp.cast(uniforms[:, 1] < 0.5, "int32")
 
 
 @functools.cache

@@ -19,8 +19,8 @@ KEEP = 0.3  # visible fraction of a box after a crop, as in `random_crop_image` 
 # Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Torchvision makes ten attempts.
 _ASPECTS = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
-WINDOW = "window"  # feature with the crop of the first op, if it is drawn per batch
-_WINDOW_DRAWS = 2 * _ATTEMPTS + 2
+WINDOW = "window"  # feature with the crop of the first op, if it is chosen per batch
+_WINDOW_NUMBERS = 2 * _ATTEMPTS + 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Decode(ImageOp):
         """Returns None, because images differ."""
         return None
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         return {**features, IMAGE: decode_rgb(features[IMAGE])}
 
@@ -49,17 +49,17 @@ class RandomCropResize(ImageOp):
     min_area: float = 0.08
     method: str = BILINEAR
     keep: float = KEEP
-    draws: ClassVar[int] = _WINDOW_DRAWS
+    random_count: ClassVar[int] = _WINDOW_NUMBERS
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
         return self.side, self.side
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         image = features[IMAGE]
         sides = tf.shape(image)[:2]
-        begin, size = random_window(sides, self.min_area, numbers)
+        begin, size = random_window(sides, self.min_area, uniforms)
         return _finish(self, features, _slice(image, begin, size), (begin, size, sides))
 
 
@@ -74,28 +74,28 @@ class DecodeRandomCrop(ImageOp):
     min_area: float = 0.08
     method: str = BILINEAR
     keep: float = KEEP
-    draws: ClassVar[int] = _WINDOW_DRAWS
+    random_count: ClassVar[int] = _WINDOW_NUMBERS
 
     def size(self, before: Size) -> Size:
         """Returns side x side."""
         return self.side, self.side
 
-    def window(self, features: Features, numbers: tf.Tensor) -> tf.Tensor:
-        """Draws the crops of a batch of records, ten times faster than one by one: int32[batch, 4], begin and size."""
-        return tf.concat(random_window(_stored_sides(features), self.min_area, numbers), -1)
+    def window(self, features: Features, uniforms: tf.Tensor) -> tf.Tensor:
+        """Returns the crops of a batch, ten times faster than one by one: int32[batch, 4], begin and size."""
+        return tf.concat(random_window(_stored_sides(features), self.min_area, uniforms), -1)
 
     def on_pixels(self) -> RandomCropResize:
         """Returns the op with the same crop for decoded images."""
         return RandomCropResize(self.side, self.min_area, self.method, self.keep)
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class; height and width come from the record if the features include them."""
         encoded = features[IMAGE]
         sides = _stored_sides(features) if record.HEIGHT in features else tf.shape(decode_rgb(encoded))[:2]
         if WINDOW in features:
             begin, size = features[WINDOW][:2], features[WINDOW][2:]
         else:
-            begin, size = random_window(sides, self.min_area, numbers)
+            begin, size = random_window(sides, self.min_area, uniforms)
         image = tf.cond(
             tf.io.is_jpeg(encoded),
             lambda: tf.io.decode_and_crop_jpeg(encoded, tf.concat([begin, size], 0), channels=3),
@@ -118,7 +118,7 @@ class Resize(ImageOp):
         """Returns side x side."""
         return self.side, self.side
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         return _resize(features, self.side, self.side, self.method)
 
@@ -134,28 +134,28 @@ class ResizeShort(ImageOp):
         """Returns None, because images differ in their long side."""
         return None
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         shape = tf.cast(tf.shape(features[IMAGE])[:2], tf.float32)
         target = tf.cast(tf.round(shape * (self.side / tf.reduce_min(shape))), tf.int32)
         return _resize(features, target[0], target[1], self.method)
 
 
-def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws the crops of `RandomCropResize` for one image or a batch, all ten attempts at once.
+def random_window(sides: tf.Tensor, min_area: float, uniforms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Chooses the crops of `RandomCropResize` for one image or a batch, all ten attempts at once.
 
     Args:
       sides: int32[..., 2], height and width of the image.
       min_area: minimum area as a fraction of the image.
-      numbers: float32[..., 22] in [0, 1).
+      uniforms: float32[..., 22] in [0, 1).
 
     Returns:
       begin int32[..., 2] and size int32[..., 2], rows before columns.
     """
     shape = tf.cast(sides, tf.float32)
     low, high = (math.log(aspect) for aspect in _ASPECTS)
-    areas = (min_area + (1.0 - min_area) * numbers[..., :_ATTEMPTS]) * (shape[..., :1] * shape[..., 1:])
-    aspects = tf.exp(low + (high - low) * numbers[..., _ATTEMPTS : 2 * _ATTEMPTS])
+    areas = (min_area + (1.0 - min_area) * uniforms[..., :_ATTEMPTS]) * (shape[..., :1] * shape[..., 1:])
+    aspects = tf.exp(low + (high - low) * uniforms[..., _ATTEMPTS : 2 * _ATTEMPTS])
     attempts = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
     fits = tf.reduce_all((attempts >= 1.0) & (attempts <= shape[..., None, :]), axis=-1)
     # The last candidate always fits: the largest crop of the nearest allowed aspect.
@@ -164,13 +164,13 @@ def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tupl
     candidates = tf.concat([attempts, largest[..., None, :]], axis=-2)
     size = tf.cast(tf.gather(candidates, index, batch_dims=index.shape.rank, axis=index.shape.rank), tf.int32)
     margin = sides - size
-    corner = pick_corner(margin, numbers[..., 2 * _ATTEMPTS :])
+    corner = pick_corner(margin, uniforms[..., 2 * _ATTEMPTS :])
     return tf.where(index[..., None] == _ATTEMPTS, margin // 2, corner), size
 
 
-def pick_corner(margin: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns int32 positions from 0 to `margin`, for numbers float32 of the same shape."""
-    return pick(tf_ops, numbers, margin + 1)
+def pick_corner(margin: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
+    """Returns int32 positions from 0 to `margin`, for uniforms float32 of the same shape."""
+    return pick(tf_ops, uniforms, margin + 1)
 
 
 def _finish(

@@ -1,6 +1,6 @@
-"""Random numbers as a pure function of a draw, without state: equal in eager mode, in tf.data and compiled.
+"""Random numbers as a pure function of an image seed, without state: equal in eager mode, in tf.data and compiled.
 
-A draw, int32[2], is the seed of all random choices for one image in one epoch. The numbers are counter-based and
+An image seed, int32[2], is the seed of every random number of one image in one epoch. The numbers are counter-based and
 defined for any array library `xp`: `keras.ops`, or `trainer.ops.tf_ops`, which has the same names. So the numbers of
 `trainer.ops.device` are equal in every bit on all backends of Keras.
 """
@@ -26,41 +26,41 @@ _ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
 _LAST_SHIFT = 16
 
 
-def uniform_with(xp: Any, draw: Any, plan: Sequence[tuple[int, int]]) -> Any:
+def uniform_with(xp: Any, image_seed: Any, plan: Sequence[tuple[int, int]]) -> Any:
     """Returns numbers for several salts in about the time for one.
 
     Args:
       xp: the array library.
-      draw: int32[..., 2].
+      image_seed: int32[..., 2].
       plan: pairs of a salt, 0 to 65534, and the number of its numbers, at most 65536.
 
     Returns:
       float32[..., total] in [0, 1), multiples of 2^-24, in the order of the plan.
     """
     counters = np.concatenate([_counters(salt, count) for salt, count in plan])
-    words = _words(xp, draw, counters)
+    words = _words(xp, image_seed, counters)
     # A float32 represents 24 bits exactly, so rounding cannot differ between machines or give 1.
     return xp.cast(xp.right_shift(words, _constant(xp, np.uint32(8))), "float32") * 2.0**-24
 
 
-def split_with(xp: Any, draw: Any, count: int) -> Any:
-    """Returns int32[..., count, 2], draws that are independent of each other and of the numbers of `draw`."""
-    words = _words(xp, draw, _counters(_SPLIT_SALT, 2 * count))
+def split_with(xp: Any, image_seed: Any, count: int) -> Any:
+    """Returns int32[..., count, 2], seeds that are independent of each other and of the numbers of `image_seed`."""
+    words = _words(xp, image_seed, _counters(_SPLIT_SALT, 2 * count))
     # Without the highest bit, which does not fit into a non-negative int32.
     halves = xp.cast(xp.right_shift(words, _constant(xp, np.uint32(1))), "int32")
-    return xp.reshape(halves, (*xp.shape(draw)[:-1], count, 2))
+    return xp.reshape(halves, (*xp.shape(image_seed)[:-1], count, 2))
 
 
 def _counters(salt: int, count: int) -> np.ndarray:
     return np.arange(count, dtype=np.uint32) + np.uint32(salt * _MAX_COUNT)
 
 
-def _words(xp: Any, draw: Any, counters: np.ndarray) -> Any:
-    """Returns a hash of both halves of the draw with each counter, uint32[..., n]."""
+def _words(xp: Any, image_seed: Any, counters: np.ndarray) -> Any:
+    """Returns a hash of both halves of the seed with each counter, uint32[..., n]."""
     # The counters are hashed only once, when the graph is built.
     first = _mix_array(counters * np.uint32(_SCATTER))
     second = _mix_array(first + np.uint32(_SCATTER))
-    halves = xp.cast(draw, "uint32")
+    halves = xp.cast(image_seed, "uint32")
     inner = _mix(xp, xp.bitwise_xor(halves[..., 0:1], _constant(xp, first)))
     return _mix(xp, inner + xp.bitwise_xor(halves[..., 1:2], _constant(xp, second)))
 
@@ -85,32 +85,32 @@ def _constant(xp: Any, value: np.ndarray | np.uint32) -> Any:
     return xp.convert_to_tensor(value, dtype="uint32")
 
 
-def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
+def uniform(image_seed: tf.Tensor, salt: int, count: int) -> tf.Tensor:
     """Returns uniform random numbers.
 
     Args:
-      draw: int32[..., 2]; only the low 32 bits of wider integers are used.
+      image_seed: int32[..., 2]; only the low 32 bits of wider integers are used.
       salt: purpose of the numbers, 0 to 65534; different salts give independent numbers.
       count: number of numbers.
 
     Returns:
       float32[..., count] in [0, 1).
     """
-    return uniform_with(tf_ops, draw, [(salt, count)])
+    return uniform_with(tf_ops, image_seed, [(salt, count)])
 
 
-def uniform_for_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
-    """Returns the numbers of every op of a chain: `uniform(draw, first_salt + i, counts[i])` for each i.
+def uniform_for_chain(image_seed: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
+    """Returns the numbers of every op of a chain: `uniform(image_seed, first_salt + i, counts[i])` for each i.
 
     One hash makes all of them: for an image of 32 x 32 pixels, one hash per op would be slower than the ops.
     """
     if not any(counts):
         return [tf.zeros([0])] * len(counts)
-    numbers = uniform_with(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
+    numbers = uniform_with(tf_ops, image_seed, [(first_salt + i, count) for i, count in enumerate(counts)])
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return [numbers[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def split(draw: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the draws of the crops of one image, int32[..., count, 2]."""
-    return split_with(tf_ops, draw, count)
+def split(image_seed: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the seeds of the crops of one image, int32[..., count, 2]."""
+    return split_with(tf_ops, image_seed, count)

@@ -166,7 +166,7 @@ class DecodeSource(Decode):
 
     pixels: PixelOptions = field(default_factory=PixelOptions)
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class.
 
         Raises:
@@ -412,9 +412,9 @@ def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Te
     Returns:
       uint8[batch, side, side, 3].
     """
-    draw = tf.zeros([2], tf.int32)
+    no_seed = tf.zeros([2], tf.int32)
     return tf.map_fn(
-        lambda image: apply_ops(ops, {IMAGE: image}, draw)[IMAGE],
+        lambda image: apply_ops(ops, {IMAGE: image}, no_seed)[IMAGE],
         encoded,
         fn_output_signature=tf.TensorSpec([side_px, side_px, 3], tf.uint8),
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from beam_jobs.images.decode import decode_rgb
-from trainer.input.parse import DRAW, LABEL, Features
+from trainer.input.parse import IMAGE_SEED, LABEL, Features
 from trainer.input_fn import check_room, check_shape, evaluation_ops, tf_options
 from trainer.ops import IMAGE, MixingOp, MultiCrop, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
@@ -68,7 +68,7 @@ def _prepare(parsed: Features, ops: tuple[Op, ...]) -> tuple[Features, tf.Tensor
     features = dict(parsed)
     label = features.pop(LABEL)
     height, width = _read_size(features[IMAGE])
-    features = apply_ops(ops, {**features, record.HEIGHT: height, record.WIDTH: width}, features[DRAW])
+    features = apply_ops(ops, {**features, record.HEIGHT: height, record.WIDTH: width}, features[IMAGE_SEED])
     for name in (record.HEIGHT, record.WIDTH):
         features.pop(name)
     return features, label

@@ -20,7 +20,7 @@ from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import CorruptDataset, FeedlineError, OptionError, SourceError
 from beam_jobs.inspect import summarise_file
 from beam_jobs.storage import decompress
-from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, Features, derive_draws
+from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, Features, derive_image_seeds
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
@@ -414,5 +414,5 @@ def _parse(serialized: tf.Tensor, number: tf.Tensor, index: tf.Tensor, epoch: tf
         IMAGE: parsed[layout.image],
         KEY: key,
         LABEL: _make_labels(parsed, layout, tf.size(key)),
-        DRAW: derive_draws(key, tf.fill(tf.shape(key), epoch), reading.options.seed),
+        IMAGE_SEED: derive_image_seeds(key, tf.fill(tf.shape(key), epoch), reading.options.seed),
     }

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from beam_jobs import errors
 from beam_jobs.errors import SourceError
-from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, Features, derive_draws
+from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, Features, derive_image_seeds
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
@@ -69,7 +69,7 @@ def make_stream(
     One thread per source reads a bounded number of bytes ahead of training. An epoch ends when every source has
     returned. With `shuffle` of `window`, images are shuffled within `shuffle_mb`, so the first batch waits until that
     amount is read or the epoch ends; use `none` for a slow source. If the sources give the same images in the same
-    order again, the batches are the same: every draw derives from (seed, epoch, key).
+    order again, the batches are the same: the random numbers derive from (seed, epoch, key).
 
     Examples:
       >>> from pathlib import Path
@@ -263,8 +263,8 @@ def _make_features(
     keys: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, fault: tf.Tensor, seed: int
 ) -> Features:
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(fault, ""), [fault])]):
-        draw = derive_draws(keys, tf.fill(tf.shape(keys), epoch), seed)
-    return {IMAGE: images, KEY: keys, LABEL: labels, DRAW: draw}
+        image_seed = derive_image_seeds(keys, tf.fill(tf.shape(keys), epoch), seed)
+    return {IMAGE: images, KEY: keys, LABEL: labels, IMAGE_SEED: image_seed}
 
 
 def _escape(text: str) -> str:

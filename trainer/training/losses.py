@@ -14,7 +14,7 @@ from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from trainer.input.batches import VALID
-from trainer.input.parse import DRAW, WEIGHT
+from trainer.input.parse import IMAGE_SEED, WEIGHT
 from trainer.ops.base import IMAGE
 from trainer.options import BALANCED, TrainOptions
 
@@ -34,7 +34,7 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     Args:
       classes: number of classes.
       multi: whether an image may have several labels.
-      draws: whether the model also takes `draw`, for random ops on the device.
+      draws: whether the model also takes `draw`, the seed of the random ops on the device.
 
     Returns:
       (features, label) -> (images, targets float32[batch, classes]), with a third element where the features have
@@ -46,8 +46,8 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     """
 
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
-        images = {name: features[name] for name in (IMAGE, DRAW)} if draws else features[IMAGE]
-        has_targets = multi or label.dtype.is_floating  # ops that mix images return the share of each class
+        images = {name: features[name] for name in (IMAGE, IMAGE_SEED)} if draws else features[IMAGE]
+        has_targets = multi or label.dtype.is_floating  # ops that mix images return soft labels
         targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes)
         weights = [features[name] for name in (WEIGHT, VALID) if name in features]
         return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
@@ -78,11 +78,11 @@ def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple
     return tuple(float(weights.get(label, 1.0)) for label in labels)
 
 
-def make_loss(options: TrainOptions, multi: bool, weights: Sequence[float] | None) -> keras.losses.Loss:
+def make_loss(options: TrainOptions, multi_label: bool, weights: Sequence[float] | None) -> keras.losses.Loss:
     """Returns the loss: categorical cross-entropy of one label, binary cross-entropy of each class of several."""
     if weights is not None:
-        return WeightedCrossentropy(weights, multi=multi, label_smoothing=options.label_smoothing)
-    if multi:
+        return WeightedCrossentropy(weights, multi_label=multi_label, label_smoothing=options.label_smoothing)
+    if multi_label:
         return keras.losses.BinaryCrossentropy(label_smoothing=options.label_smoothing)
     return keras.losses.CategoricalCrossentropy(label_smoothing=options.label_smoothing)
 
@@ -95,10 +95,10 @@ class WeightedCrossentropy(keras.losses.Loss):
     for the weights of images and for padding.
     """
 
-    def __init__(self, weights: Sequence[float], multi: bool = False, label_smoothing: float = 0.0) -> None:
+    def __init__(self, weights: Sequence[float], multi_label: bool = False, label_smoothing: float = 0.0) -> None:
         super().__init__(name="weighted_crossentropy")
         self.weights = tuple(weights)
-        self.multi = multi
+        self.multi_label = multi_label
         self.label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -106,7 +106,7 @@ class WeightedCrossentropy(keras.losses.Loss):
         ops = keras.ops
         true, predicted = ops.cast(y_true, "float32"), ops.cast(y_pred, "float32")
         weights = ops.convert_to_tensor(self.weights, "float32")
-        if not self.multi:
+        if not self.multi_label:
             losses = keras.losses.categorical_crossentropy(true, predicted, label_smoothing=self.label_smoothing)
             return losses * ops.sum(true * weights, axis=-1)
         # Keras takes the mean along the last axis, so that each class gets one of its own.
@@ -115,7 +115,7 @@ class WeightedCrossentropy(keras.losses.Loss):
         return ops.mean(terms * weights, axis=-1)
 
 
-def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> list[keras.metrics.Metric]:
+def make_metrics(options: TrainOptions, multi_label: bool, labels: Sequence[str]) -> list[keras.metrics.Metric]:
     """Returns the metrics of a training.
 
     `accuracy`: share of images whose likeliest class is correct; with several labels, share of correct binary
@@ -123,14 +123,11 @@ def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> l
     averaged over the classes: accuracy says little where most labels are negative.
     """
     metrics: list[keras.metrics.Metric] = (
-        [
-            keras.metrics.BinaryAccuracy(name="accuracy"),
-            AverageAUC(len(labels)),
-        ]
-        if multi
+        [keras.metrics.BinaryAccuracy(name="accuracy"), AverageAUC(len(labels))]
+        if multi_label
         else [keras.metrics.CategoricalAccuracy(name="accuracy")]
     )
-    return [*metrics, PerClass(labels, multi)] if options.per_class else metrics
+    return [*metrics, PerClass(labels, multi_label)] if options.per_class else metrics
 
 
 def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
@@ -167,10 +164,10 @@ class PerClass(keras.metrics.Metric):
     It has three sums per class, so a thousand classes cost no more time than one.
     """
 
-    def __init__(self, labels: Sequence[str], multi: bool = False) -> None:
+    def __init__(self, labels: Sequence[str], multi_label: bool = False) -> None:
         super().__init__(name="per_class")
         self.labels = tuple(labels)
-        self.multi = multi
+        self.multi_label = multi_label
         size = (len(self.labels),)
         self.hits = self.add_variable(size, "zeros", name="hits")
         self.actual = self.add_variable(size, "zeros", name="actual")
@@ -198,6 +195,6 @@ class PerClass(keras.metrics.Metric):
         }
 
     def _binarise(self, scores: Any) -> Any:
-        if self.multi:
+        if self.multi_label:
             return keras.ops.cast(scores > 0.5, "float32")
         return keras.ops.one_hot(keras.ops.argmax(scores, axis=-1), len(self.labels), dtype="float32")

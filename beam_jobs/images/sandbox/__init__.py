@@ -19,7 +19,8 @@ from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import ImageFacts, RejectReason
+from beam_jobs.rejects import RejectReason
+from beam_jobs.types import ImageFacts
 
 _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
 _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image
@@ -42,12 +43,7 @@ def examine(
     Returns:
       for each image the bytes to store (the same object when they need no change) and the facts, or the error.
     """
-    header = {
-        "do": "image",
-        "limits": dataclasses.asdict(limits),
-        "pixels": dataclasses.asdict(pixels),
-        "facts": facts,
-    }
+    header = {"do": "image", "limits": dataclasses.asdict(limits), "pixels": dataclasses.asdict(pixels), "facts": facts}
     return _Request(_pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
 
 
@@ -72,7 +68,7 @@ def _read_mask(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> 
 
 
 def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
-    """Draws an image as `thumbnail.draw` does, in another process.
+    """Renders an image as `thumbnail.render` does, in another process.
 
     Raises:
       BadImage: the image is over a limit, cannot be decoded, or takes too long.

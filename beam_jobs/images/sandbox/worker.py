@@ -117,11 +117,11 @@ def _normalise_mask(data: bytes, plan: Geometry, limits: ImageLimits) -> Answer:
 
 def _thumbnail_handler(header: dict[str, Any]) -> Handler:
     options = thumbnail.ThumbnailOptions(**header["options"])
-    return partial(_draw, limits=ImageLimits(**header["limits"]), options=options)
+    return partial(_render, limits=ImageLimits(**header["limits"]), options=options)
 
 
-def _draw(data: bytes, limits: ImageLimits, options: thumbnail.ThumbnailOptions) -> Answer:
-    picture = thumbnail.draw(data, limits, options)
+def _render(data: bytes, limits: ImageLimits, options: thumbnail.ThumbnailOptions) -> Answer:
+    picture = thumbnail.render(data, limits, options)
     return {"width": picture.width, "height": picture.height}, [picture.encoded]
 
 

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset import schemas
-from beam_jobs.types import Annotations, ImageObject, Reject
+from beam_jobs.rejects import Reject
+from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import make_facts, make_ref
 
 REF = make_ref(

@@ -12,7 +12,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked, decode_rgb
 from beam_jobs.images.headers import Header, gate
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 from tests.beam_jobs.make_hostile_images import chunk, palette, raw_png
 from tests.make_images import crop, encode, flipped, jpeg, png
 

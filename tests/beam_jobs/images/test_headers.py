@@ -12,7 +12,7 @@ from PIL import Image
 from beam_jobs.errors import BadImage
 from beam_jobs.images.headers import UPRIGHT, Header, gate, open_image, read_header, sniff
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 from tests.beam_jobs import make_hostile_images as make
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN
 from tests.make_images import encode, forged_png, jpeg, png, rotated_jpeg

@@ -15,7 +15,8 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import ImageFacts, RejectReason
+from beam_jobs.rejects import RejectReason
+from beam_jobs.types import ImageFacts
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
 from trainer.ops import IMAGE, apply_ops, parse_ops
 

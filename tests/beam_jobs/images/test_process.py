@@ -14,7 +14,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.types import RejectReason
+from beam_jobs.rejects import RejectReason
 from tests.beam_jobs.make_hostile_images import PIXELS, SIXTEEN, with_orientation
 from tests.make_images import crop, encode, flipped, jpeg, photograph, png, rotated_jpeg
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from beam_jobs.images import process
+from beam_jobs.images import perceptual_hash
 from beam_jobs.planning import near_duplicates
 from tests.make_images import encode
 
@@ -166,7 +166,7 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
     pixels = [np.asarray(Image.open(io.BytesIO(encode(picture, "JPEG", quality=95)))) for picture in pictures]
     smaller = (encode(picture.resize((380, 380)), "JPEG", quality=80) for picture in pictures)
     pixels += [np.asarray(Image.open(io.BytesIO(data))) for data in smaller]
-    means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
+    means, variances, hashes = zip(*(perceptual_hash.moments_and_dhash(image) for image in pixels), strict=True)
     signed = np.array(hashes, np.int64)
     images = near_duplicates.measure(
         signed, *np.array([image.shape[:2] for image in pixels]).T, np.array(means), np.array(variances)

@@ -217,8 +217,8 @@ def test_the_headers_of_one_member_are_bounded_together(tmp_path, last):
     assert only(TarSource(str(tmp_path / "x.tar"), TableColumns())).reason == "bad_member"
     twice = once + member("x", content, last)
     message = tar_error(tmp_path, GOOD + twice * 2 + GOOD + bytes(1024))
-    allowed = f"{tar_headers.MAX_BYTES} are allowed for those of one member"
-    assert message == f"is damaged at byte {len(GOOD)}: a header claims {len(name)} bytes; {allowed}"
+    allowed = f"the headers of one member may have at most {tar_headers.MAX_BYTES}"
+    assert message == f"is damaged at byte {len(GOOD)}: a header declares {len(name)} bytes; {allowed}"
 
 
 def test_a_name_of_more_than_4096_characters_is_a_bad_member_of_which_the_beginning_is_shown(tar):
@@ -332,7 +332,7 @@ def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
     source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS)), TableColumns())
     assert len(list(source.entries())) == 3
     monkeypatch.setattr(archive_members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
-    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: a header claims \d+ bytes$"):
+    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: a header declares \d+ bytes$"):
         list(source.entries())
 
 

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources.base import leaves, printable, reference, scan_reject
-from beam_jobs.types import ImageRef, Reject, RejectReason
+from beam_jobs.types import ImageRef
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")
 

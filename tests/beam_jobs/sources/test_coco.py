@@ -13,9 +13,10 @@ from pycocotools import mask as coco_mask
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.rejects import Reject
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.factory import open_source
-from beam_jobs.types import Annotations, ImageObject, ImageRef, Reject
+from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.make_rows import make_options
 
 HEIGHT, WIDTH = 60, 80

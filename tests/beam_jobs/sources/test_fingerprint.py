@@ -95,7 +95,7 @@ def test_what_cannot_be_read_now_gives_no_fingerprint_unless_it_is_to_be_rejecte
     (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     (tmp_path / "table.csv").write_text("image,label\nbad.jpg,cat\n")
     table = tmp_path / "table.csv"
-    with pytest.raises(Unreadable, match="^bad.jpg cannot be read: Input/output error; repair that, or set unreadable"):
+    with pytest.raises(Unreadable, match="^bad.jpg cannot be read: Input/output error; repair the cause, or set"):
         fingerprint(table)
     without = fingerprint(table, unreadable="reject")
     (tmp_path / "bad.jpg").unlink()

@@ -6,8 +6,8 @@ import pytest
 
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
+from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_client, http_fetch
-from beam_jobs.types import RejectReason
 from tests.beam_jobs.web_server import DATA, body, failure, fetch, serving, status
 
 

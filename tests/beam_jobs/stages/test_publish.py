@@ -14,9 +14,10 @@ from beam_jobs.dataset import manifest, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
+from beam_jobs.rejects import Reject
 from beam_jobs.stages.publish import SourceFacts, producer, publish, reason_counts, rejects_table
 from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
-from beam_jobs.types import Annotations, Reject
+from beam_jobs.types import Annotations
 from tests.beam_jobs import kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.make_rows import make_ref

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from beam_jobs.dataset import schemas
+from beam_jobs.rejects import Reject
 from beam_jobs.stages.scan import scan
-from beam_jobs.types import Annotations, Reject
+from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_ref
 
 SPLITS = {"train": 0.9, "eval": 0.1}

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
-from components.dataset_gate.measures import GateDataset, load_dataset
+from components.dataset_gate.drift_and_skew import GateDataset, load_dataset
 from tests.make_images import crop, encode
 
 SIDE = 40

@@ -8,8 +8,8 @@ import pytest
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from components.dataset_gate.checks import check_anomalies, check_classes, check_dataset, count_anomalies
+from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import GateLimits
-from components.dataset_gate.measures import GateDataset
 from tests.components.conftest import manifest_of
 
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.dataset import schemas
+from components.dataset_gate.drift_and_skew import _median, drift, load_dataset, skew
 from components.dataset_gate.limits import GateLimits
-from components.dataset_gate.measures import _median, drift, load_dataset, skew
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
 
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset import schemas
+from components.dataset_gate.drift_and_skew import features
 from components.dataset_gate.limits import FACTS, full_name, is_feature, short_name
-from components.dataset_gate.measures import features
 
 
 def images(extra=("{}",), labels=("a",), annotations=None) -> pa.Table:

@@ -6,7 +6,7 @@ import pytest
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.augmentation import DRAWS, apply_chain, augmentation
+from components.dataset_report.augmentation import TRAINING_INPUTS, apply_chain, augmentation
 from components.dataset_report.shown import Album, Images
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg
@@ -58,7 +58,7 @@ def test_a_few_images_of_different_classes_are_drawn(dataset):
     assert len(found.examples) == 8
     assert [example.label for example in found.examples] == ["china"] * 4 + ["flower"] * 4
     for example in found.examples:
-        assert len(example.training) == DRAWS
+        assert len(example.training) == TRAINING_INPUTS
         assert pixels(example.evaluation.url).size == (32, 32)
         assert dict(example.facts)["Split"] == "train"
     assert len({picture.url for picture in found.examples[0].training}) > 1

@@ -6,8 +6,8 @@ from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.card import lineage, run_view, verdict
 
 
-def artifact(number: int, *inputs: int, **facts: str) -> ArtifactDetail:
-    return ArtifactDetail(id=number, type="Model", producer="Trainer", inputs=inputs, facts=facts)
+def artifact(number: int, *inputs: int, **properties: str) -> ArtifactDetail:
+    return ArtifactDetail(id=number, type="Model", producer="Trainer", inputs=inputs, properties=properties)
 
 
 def test_bars_lie_along_the_run():
@@ -28,7 +28,7 @@ def test_a_run_that_took_no_time_has_bars_without_length():
 def test_arcs_lead_from_what_an_artifact_was_made_of():
     found = lineage([artifact(5, dataset_digest="abc"), artifact(9, 5), artifact(12, 5, 9, 77)])
     assert [node.title for node in found.nodes] == ["Model 5", "Model 9", "Model 12"]
-    assert [node.facts for node in found.nodes] == ["dataset_digest abc", "", ""]
+    assert [node.properties for node in found.nodes] == ["dataset_digest abc", "", ""]
     ends = [[re.findall(r"-?\d+", arc) for arc in node.arcs] for node in found.nodes]
     rows = {node.y: place for place, node in enumerate(found.nodes)}
     assert [[(rows[int(arc[1])], rows[int(arc[-1])]) for arc in arcs] for arcs in ends] == [
@@ -39,9 +39,9 @@ def test_arcs_lead_from_what_an_artifact_was_made_of():
     assert all(int(number) >= -found.x for arcs in ends for arc in arcs for number in arc)
 
 
-def test_facts_never_show_a_path_of_the_machine():
+def test_properties_never_show_a_path_of_the_machine():
     (node,) = lineage([artifact(1, uri="/home/joe/work/model/7")]).nodes
-    assert node.facts == "uri …/model/7"
+    assert node.properties == "uri …/model/7"
 
 
 def test_a_run_without_artifacts_has_an_empty_drawing():

@@ -88,7 +88,7 @@ def test_the_page_of_100_000_images_stays_under_10_megabytes_and_says_what_is_le
     details = RunDetails(
         steps=tuple(StepDetail(component=HEAVY, state="complete", seconds=1.0) for _ in range(500)),
         artifacts=tuple(
-            ArtifactDetail(id=index, type=HEAVY, producer=HEAVY, inputs=tuple(range(index)), facts={HEAVY: HEAVY})
+            ArtifactDetail(id=index, type=HEAVY, producer=HEAVY, inputs=tuple(range(index)), properties={HEAVY: HEAVY})
             for index in range(500)
         ),
     )

@@ -9,7 +9,7 @@ from PIL import Image
 
 from beam_jobs.dataset import schemas
 from components.dataset_report import gallery
-from components.dataset_report.gallery import draw_reject, rejects
+from components.dataset_report.gallery import rejects, render_reject
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import encode, forged_png, jpeg, png
@@ -62,30 +62,30 @@ def size_of(picture) -> tuple[int, int]:
 
 
 def test_a_good_file_is_seen(source):
-    assert size_of(draw_reject(str(source), "good.png", 40)) == (40, 30)
-    assert size_of(draw_reject(str(source), str(source / "good.png"), 40)) == (40, 30)  # as a table may name it
+    assert size_of(render_reject(str(source), "good.png", 40)) == (40, 30)
+    assert size_of(render_reject(str(source), str(source / "good.png"), 40)) == (40, 30)  # as a table may name it
 
 
 @pytest.mark.parametrize("uri", ["../secret.png", "{outside}", "https://example.org/x.png", "\0", ""])
 def test_nothing_outside_the_source_is_opened(source, uri):
-    assert draw_reject(str(source), uri.format(outside=source.parent / "secret.png"), 40) is None
+    assert render_reject(str(source), uri.format(outside=source.parent / "secret.png"), 40) is None
 
 
 def test_a_link_out_of_the_source_is_not_followed(source):
     os.symlink(source.parent / "secret.png", source / "link.png")
     os.symlink(source.parent, source / "folder")
     os.symlink(source / "good.png", source / "inside.png")
-    assert draw_reject(str(source), "link.png", 40) is None
-    assert draw_reject(str(source), "folder/secret.png", 40) is None
-    assert draw_reject(str(source), "inside.png", 40) is not None
+    assert render_reject(str(source), "link.png", 40) is None
+    assert render_reject(str(source), "folder/secret.png", 40) is None
+    assert render_reject(str(source), "inside.png", 40) is not None
 
 
 @pytest.mark.timeout(20)
 def test_pipes_and_folders_are_not_read(source):
     os.mkfifo(source / "pipe.png")
     (source / "folder.png").mkdir()
-    assert draw_reject(str(source), "pipe.png", 40) is None
-    assert draw_reject(str(source), "folder.png", 40) is None
+    assert render_reject(str(source), "pipe.png", 40) is None
+    assert render_reject(str(source), "folder.png", 40) is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_pipes_and_folders_are_not_read(source):
 )
 def test_what_must_or_can_not_be_decoded_is_not(source, data):
     (source / "bad.png").write_bytes(data)
-    assert draw_reject(str(source), "bad.png", 40).remark
+    assert render_reject(str(source), "bad.png", 40).remark
 
 
 def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, 
     for name, marker in (("slow.png", b"<spin>"), ("crash.png", b"<segv>")):
         (source / name).write_bytes(png(3) + marker)
     with broken_decoders(tmp_path):
-        found = {name: draw_reject(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
+        found = {name: render_reject(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
     assert found["slow.png"].remark.startswith("too_slow: it took more than 1 s")
     assert found["crash.png"].remark == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
     assert size_of(found["good.png"]) == (40, 30)

@@ -83,7 +83,7 @@ def test_hostile_words_of_gate_evaluation_and_run_stay_text(dataset):
     bad = "</script><script>alert(3)</script>"
     run_details = RunDetails(
         steps=(StepDetail(component=bad, state=bad, seconds=1.0),),
-        artifacts=(ArtifactDetail(id=1, type=bad, producer=bad, facts={bad: bad}),),
+        artifacts=(ArtifactDetail(id=1, type=bad, producer=bad, properties={bad: bad}),),
     )
     verdict = {
         "limits": {bad: bad},

@@ -6,7 +6,7 @@ from tfx.types import artifact_utils, standard_artifacts
 from tfx.utils import io_utils
 
 from beam_jobs.dataset import manifest
-from components.schema import review
+from components.schema import schema_text
 from components.schema.component import InferredSchema, InferredSchemaExecutor, infer
 from components.statistics import dataset_statistics
 
@@ -32,7 +32,7 @@ def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(datase
         {"schema": [artifact(standard_artifacts.Schema, tmp_path / "schema")]},
         {"code": "1"},
     )
-    schema = review.read_schema(str(tmp_path / "schema" / "schema.pbtxt"))
+    schema = schema_text.read_schema(str(tmp_path / "schema" / "schema.pbtxt"))
     assert schema == infer(counted, manifest.load(str(dataset)))
     classes = {domain.name: list(domain.value) for domain in schema.string_domain}
     assert classes == {"image/format": ["jpeg", "png"], "image/class/text": ["china", "flower"]}

@@ -17,7 +17,7 @@ from beam_jobs import ingest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from components.schema import review
+from components.schema import schema_text
 from components.schema.component import infer, infer_from_dataset, observed_ranges
 from components.statistics import dataset_statistics
 from tests.components.make_tables import EXTRA, ingest_table, write_table
@@ -49,7 +49,7 @@ def schema(made, statistics):
 def validate(schema, statistics, out: Path) -> dict[str, set[str]]:
     """Returns split -> anomalous features, as ExampleValidator writes them."""
     schema_dir, statistics_dir, anomalies_dir = (out / name for name in ("schema", "statistics", "anomalies"))
-    review.write_schema(schema, str(schema_dir / review.SCHEMA_NAME))
+    schema_text.write_schema(schema, str(schema_dir / schema_text.SCHEMA_NAME))
     for split, found in statistics.items():
         io_utils.write_bytes_file(str(statistics_dir / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString())
     kinds = (standard_artifacts.Schema, standard_artifacts.ExampleStatistics, standard_artifacts.ExampleAnomalies)

@@ -24,7 +24,7 @@ def test_the_table_comes_first_and_the_page_holds_the_same(dataset, tmp_path, ca
     captured = capsys.readouterr()
     assert "decode_random_crop(16)" in captured.out
     assert "of the limit" in captured.out
-    assert "measurements of 0.05 s, 3 times each in turn: about 0:" in captured.err
+    assert "cases, 0.05 s each, in 3 interleaved rounds: about 0:" in captured.err
     assert str(page) in captured.err
     text = page.read_text()
     assert "decode_random_crop(16)" in text

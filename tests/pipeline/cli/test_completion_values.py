@@ -11,7 +11,7 @@ from click.shell_completion import BashComplete
 
 from pipeline.cli.click_groups import SPLIT
 from pipeline.cli.completion import _CLASSES, ASSIGNMENT, OP_CHAIN, OPS
-from pipeline.settings import catalog
+from pipeline.settings import known_settings
 
 
 @click.command()
@@ -63,8 +63,8 @@ def test_every_setting_is_offered_once_and_taken():
     for name in every:
         key = tuple(name.removesuffix("=").split("."))
         assert name.endswith("=")
-        assert not catalog.is_section(".".join(key))
-        assert catalog.setting_type(key) is not None, name
+        assert not known_settings.is_section(".".join(key))
+        assert known_settings.setting_type(key) is not None, name
 
 
 def test_values_are_taken_as_they_are_typed(capsys):

@@ -9,7 +9,7 @@ import pytest
 from beam_jobs.common.settings import meanings
 from pipeline.cli.reference import settings_page, target_options
 from pipeline.config import TARGET_SECTIONS
-from pipeline.settings.catalog import names, sections
+from pipeline.settings.known_settings import names, sections
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "pipeline-yaml.md"

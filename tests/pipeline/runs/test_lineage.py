@@ -271,7 +271,7 @@ def test_the_report_gets_the_newest_run_without_paths_and_without_what_is_under_
     by_id = {artifact.id: artifact for artifact in details.artifacts}
     assert by_id[made["model"]].inputs == tuple(sorted((made["examples"], made["graph"], made["schema"])))
     assert by_id[made["examples"]].producer == "ImageExampleGen"
-    assert by_id[made["examples"]].facts["code"] == CODE
+    assert by_id[made["examples"]].properties["code"] == CODE
     assert "/" not in repr(details).replace("0.1.0+3f9c0d1e", "")
     assert all(number in by_id for artifact in details.artifacts for number in artifact.inputs)
 

@@ -14,7 +14,7 @@ from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import jpeg
 from tests.trainer.batches import options, read
 from tests.trainer.conftest import keys_of, records_of
-from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, derive_draws, parse
+from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, derive_image_seeds, parse
 from trainer.input_fn import make_dataset
 from trainer.ops import IMAGE
 
@@ -83,7 +83,7 @@ def test_records_are_parsed_into_what_they_hold(shades):
     assert [key.decode() for key in features[KEY].numpy()] == keys_of(shades, "train")[:5]
     assert features[LABEL].numpy().tolist() == [values[record.LABEL][0] for values in expected]
     assert features[record.HEIGHT].numpy().tolist() == [12] * 5
-    assert (features[DRAW].dtype, features[DRAW].shape) == (tf.int32, (5, 2))
+    assert (features[IMAGE_SEED].dtype, features[IMAGE_SEED].shape) == (tf.int32, (5, 2))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,9 @@ def test_the_weight_comes_with_its_image(weighted, training, change):
 
 
 def draws(keys: list[str], epoch: int = 0, seed: int = 0) -> list[list[int]]:
-    return derive_draws(tf.constant(keys), tf.fill([len(keys)], tf.constant(epoch, tf.int64)), seed).numpy().tolist()
+    return (
+        derive_image_seeds(tf.constant(keys), tf.fill([len(keys)], tf.constant(epoch, tf.int64)), seed).numpy().tolist()
+    )
 
 
 def test_a_draw_is_a_function_of_seed_key_and_epoch():
@@ -124,6 +126,6 @@ def test_a_draw_is_a_function_of_seed_key_and_epoch():
 def test_a_draw_fits_any_seed_and_any_number_of_epochs():
     keys = [f"{number}" for number in range(100)]
     assert np.ptp([draw[0] for draw in draws(keys, seed=(1 << 32) - 1)]) > 1 << 31
-    late = derive_draws(tf.constant(["a", "a"]), tf.constant([(1 << 31) - 1, 1 << 40], tf.int64), 5).numpy()
+    late = derive_image_seeds(tf.constant(["a", "a"]), tf.constant([(1 << 31) - 1, 1 << 40], tf.int64), 5).numpy()
     assert late[0, 1] == (1 << 31) - 1
     assert (late[:, 1] >= 0).all()

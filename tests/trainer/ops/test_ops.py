@@ -63,12 +63,12 @@ DRAWS = [(number, 3) for number in range(16)]
 NO_CHANCE = tf.zeros([0])
 
 
-def derive_draws(*values: int) -> tf.Tensor:
+def image_seed(*values: int) -> tf.Tensor:
     return tf.constant(values or (0, 0), tf.int32)
 
 
 def numbers_of(op, *values: int) -> tf.Tensor:
-    return rng.uniform(derive_draws(*values), 0, op.draws) if op.draws else NO_CHANCE
+    return rng.uniform(image_seed(*values), 0, op.random_count) if op.random_count else NO_CHANCE
 
 
 def run(op, pixels, *values: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def numbered(height: int, width: int) -> np.ndarray:
 
 
 def window_of(height: int, width: int, min_area: float, *values: int) -> tuple[slice, slice]:
-    begin, size = random_window(tf.constant([height, width]), min_area, rng.uniform(derive_draws(*values), 0, 22))
+    begin, size = random_window(tf.constant([height, width]), min_area, rng.uniform(image_seed(*values), 0, 22))
     (top, left), (rows, columns) = begin.numpy(), size.numpy()
     return slice(top, top + rows), slice(left, left + columns)
 
@@ -106,7 +106,7 @@ def test_eager_and_tf_data_give_the_same_pixels_and_static_shapes(name):
     dataset = rows.map(lambda image, draw: apply_ops(ops, {IMAGE: image}, draw)[IMAGE])
     assert dataset.element_spec == tf.TensorSpec(static, tf.float32 if name == "normalize" else tf.uint8)
     for values, image in zip(DRAWS, dataset.as_numpy_iterator(), strict=False):
-        eager = apply_ops(ops, {IMAGE: tf.constant(encoded)}, derive_draws(*values))[IMAGE]
+        eager = apply_ops(ops, {IMAGE: tf.constant(encoded)}, image_seed(*values))[IMAGE]
         assert eager.shape == shape
         np.testing.assert_array_equal(eager.numpy(), image)
 
@@ -118,7 +118,7 @@ def test_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(name):
     made = tf.function(lambda draw: apply_ops(ops, image, draw)[IMAGE])
 
     def seen(epoch: int) -> list[bytes]:
-        return [made(derive_draws(first, epoch)).numpy().tobytes() for first, _ in DRAWS]
+        return [made(image_seed(first, epoch)).numpy().tobytes() for first, _ in DRAWS]
 
     assert seen(3) == seen(3)
     assert len(set(seen(3))) > 1
@@ -127,14 +127,14 @@ def test_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(name):
 
 def test_two_random_ops_of_a_chain_draw_apart():
     image = {IMAGE: tf.constant(png(4))}
-    twice = [apply_ops((Decode(), Flip(), Flip()), image, derive_draws(*values))[IMAGE].numpy() for values in DRAWS]
+    twice = [apply_ops((Decode(), Flip(), Flip()), image, image_seed(*values))[IMAGE].numpy() for values in DRAWS]
     # Were the draws one, two flips would always undo each other.
     assert {bool((pixels == twice[0]).all()) for pixels in twice} == {True, False}
 
 
 def test_other_features_pass_through_a_chain():
     features = {IMAGE: tf.constant(png(4)), "other": tf.constant(7)}
-    assert apply_ops(parse_ops("decode|resize(8)|flip"), features, derive_draws())["other"] == 7
+    assert apply_ops(parse_ops("decode|resize(8)|flip"), features, image_seed())["other"] == 7
 
 
 def test_decode_returns_the_pixels_of_a_png_and_three_channels_of_a_grey_one():
@@ -432,10 +432,10 @@ def test_ops_behind_multi_crop_run_on_each_image_with_its_own_draw():
     ops = parse_ops("decode|multi_crop(2, 24)|cutout(8)")
     assert (outputs(ops), outputs(ops[:1])) == (4, 1)
     features = {IMAGE: tf.constant(png(3))}
-    crops = apply_ops(ops[:2], features, derive_draws(5, 6))[IMAGE]
-    draws = rng.split(derive_draws(5, 6), 4)
+    crops = apply_ops(ops[:2], features, image_seed(5, 6))[IMAGE]
+    draws = rng.split(image_seed(5, 6), 4)
     expected = [apply_ops(ops[2:], {IMAGE: crops[i]}, draws[i], first=2)[IMAGE].numpy() for i in range(4)]
-    np.testing.assert_array_equal(apply_ops(ops, features, derive_draws(5, 6))[IMAGE], expected)
+    np.testing.assert_array_equal(apply_ops(ops, features, image_seed(5, 6))[IMAGE], expected)
     assert len({image.tobytes() for image in expected}) == 4
 
 
@@ -455,4 +455,4 @@ def test_normalize_takes_the_statistics_of_the_dataset():
 @pytest.mark.parametrize("spec", ["mixup(0.2)", "cutmix(1.0)"])
 def test_an_op_that_mixes_refuses_one_image(spec):
     with pytest.raises(OptionError, match="mixes the images of a batch"):
-        apply_ops(parse_ops(f"decode|{spec}"), {IMAGE: tf.constant(png(3))}, derive_draws())
+        apply_ops(parse_ops(f"decode|{spec}"), {IMAGE: tf.constant(png(3))}, image_seed())

@@ -121,7 +121,7 @@ def test_recall_and_precision_of_a_class_are_those_of_the_whole_epoch():
 
 
 def test_of_several_labels_an_answer_is_yes_above_one_half():
-    metric = PerClass(LABELS, multi=True)
+    metric = PerClass(LABELS, multi_label=True)
     metric.update_state([[1.0, 1.0, 0.0]], [[0.6, 0.4, 0.7]])
     found = {name: float(value) for name, value in metric.result().items()}
     assert (found["recall/cat"], found["recall/dog"], found["precision/fox"]) == (1, 0, 0)

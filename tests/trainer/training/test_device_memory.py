@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.input.memory import device_bytes, memory_table
 from trainer.models import ModelSpec, build_model
+from trainer.training.device_memory import device_bytes, memory_table
 from trainer.training.transfer import freeze, unfreeze
 
 pytestmark = pytest.mark.filterwarnings("ignore")

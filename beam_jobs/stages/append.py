@@ -1,17 +1,8 @@
-"""Replacement of a dataset: the new generation is built beside the old one and replaces it by rename.
+"""Addition of images to a published dataset: `--append` and `--retry-rejects`.
 
-For a dataset in `DIR/NAME`:
-
-    DIR/NAME                    the dataset that readers open
-    DIR/.NAME.feedline-next     the new generation while it is built; an interrupted build leaves it
-    DIR/.NAME.feedline-old      the old generation, between the two renames
-
-The two hidden names are reserved: files of these names are removed without confirmation. They are the same in every
-run, so that a run continues an interrupted one; `work_dir.exclusive` prevents two runs from using them.
-
-An addition of images builds a new generation with hard links to the old shards and with new shards. No byte of an old
-shard is read or written. Old shards get new names, because names contain the number of shards of the split; the new
-generation replaces the old one by rename, as with `--overwrite`.
+It builds a new generation with hard links to the old shards and with new shards. No byte of an old shard is read or
+written. Old shards get new names, because names contain the number of shards of the split; the new generation replaces
+the old one by rename, see `replace`.
 """
 
 from __future__ import annotations
@@ -20,7 +11,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,88 +21,12 @@ from beam_jobs import storage
 from beam_jobs.common.settings import fields
 from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, SplitInfo
-from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
+from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
-from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
-
-
-def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
-    """Builds a dataset and replaces the dataset in `out` with it; without a dataset there, builds it in `out`.
-
-    Readers open the old dataset until the new one is complete. After a kill between the two renames, `out` does not
-    exist until the next run calls `recover`.
-
-    Args:
-      out: directory of the dataset, on a local filesystem.
-      build: builds a dataset in the directory that it gets, or leaves the directory empty.
-
-    Returns:
-      the manifest of the new generation.
-
-    Raises:
-      OptionError: `out` is remote, or contains something that is not a dataset.
-      DatasetChanged: another process published another dataset in `out` in the meantime; it is left unchanged.
-    """
-    check_replaceable(out)
-    new_path, old_path = _sibling(out, "next"), _sibling(out, "old")
-    if not manifest.is_published(out):
-        return build(out)
-    original = _read_manifest(out)
-    if manifest.is_published(new_path):
-        storage.remove_tree(new_path)  # complete, but of a run killed before the swap: the source may have changed
-    result = build(new_path)
-    if not manifest.is_published(new_path):
-        return result  # nothing was built, and the old generation remains
-    if _read_manifest(out) != original:
-        raise DatasetChanged(f"{out} was replaced by another dataset during this run; run the ingest again")
-    os.rename(out, old_path)
-    try:
-        os.rename(new_path, out)
-    except OSError:
-        with contextlib.suppress(OSError):  # the disk accepts no writes: `recover` renames it in the next run
-            os.rename(old_path, out)
-        raise
-    storage.remove_tree(old_path)
-    return result
-
-
-def check_replaceable(out: str) -> None:
-    """Raises `OptionError` for a remote output, which cannot be replaced."""
-    if storage.is_remote(out):
-        raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
-
-
-def _read_manifest(out: str) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return storage.read_bytes(storage.join(out, manifest.MANIFEST_NAME))
-    return b""
-
-
-def _sibling(out: str, suffix: str) -> str:
-    folder, name = os.path.split(out)
-    return os.path.join(folder, f".{name}.feedline-{suffix}")
-
-
-def dataset_path(out: str) -> str:
-    """Returns the directory of the dataset of an output: between the two renames, that of the old generation."""
-    old_path = "" if storage.is_remote(out) else _sibling(os.path.abspath(out), "old")
-    return old_path if os.path.isdir(old_path) and not os.path.isdir(out) else out
-
-
-def recover(out: str) -> None:
-    """Restores the old generation after a kill between the two renames; removes it after a kill that followed them.
-
-    Args:
-      out: directory of the dataset, absolute, or a URL, which has no generations.
-    """
-    if storage.is_remote(out) or not os.path.isdir(old_path := _sibling(out, "old")):
-        return
-    if os.path.isdir(out):
-        storage.remove_tree(old_path)
-    else:
-        os.rename(old_path, out)
-
+from beam_jobs.stages.replace import dataset_path
+from beam_jobs.types import LABEL_KINDS, ImageRef
 
 _SETTINGS = {name: setting for name, setting in fields(IngestOptions).items() if setting.field.scope != "run"}
 # Options that must be equal for all images of a dataset, and options whose values in the dataset are the defaults.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.dataset.divergence import shares
-from components.dataset_gate.measures import effective_size, jensen_shannon, l_infinity, sampling
+from components.dataset_gate.drift_and_skew import effective_size, jensen_shannon, l_infinity, sampling
 
 
 @pytest.mark.parametrize(("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30)])

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.process import difference_hash, moments
+from beam_jobs.images.perceptual_hash import difference_hash, moments_and_dhash
 from tests.make_images import crop, encode
 
 
@@ -37,12 +37,12 @@ def test_moments_of_one_image_do_not_leak_into_the_next():
     images = [crop(seed, side, side + 5) for seed, side in enumerate([40, 90, 10, 200, 3, 64] * 20)]
     expected = [image.reshape(-1, 3).astype(float).mean(0) for image in images]
     with ThreadPoolExecutor(4) as pool:
-        for (mean, _), wanted in zip(pool.map(moments, images), expected, strict=True):
+        for (mean, *_), wanted in zip(pool.map(moments_and_dhash, images), expected, strict=True):
             np.testing.assert_allclose(mean, wanted, rtol=1e-6)
 
 
 def test_moments_leave_the_pixels_alone():
     pixels = decode_checked(encode(crop(2), "PNG"))
     assert not pixels.flags.writeable
-    moments(pixels)
+    moments_and_dhash(pixels)
     assert (pixels == crop(2)).all()

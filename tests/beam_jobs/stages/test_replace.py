@@ -12,7 +12,7 @@ from beam_jobs.errors import OptionError, TooManyRejects
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners.beam_job import local_pipeline
-from beam_jobs.stages.generations import replace_dataset
+from beam_jobs.stages.replace import replace_dataset
 from tests.beam_jobs import kill
 from tests.make_images import class_folders, jpeg
 

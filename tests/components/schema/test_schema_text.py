@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.schema.review import Row, changes, difference, domain_text, rows
+from components.schema.schema_text import Row, changes, difference, domain_text, rows
 
 
 def schema_of(*features: str, rest: str = "") -> schema_pb2.Schema:

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from pipeline import demo
+from pipeline.cli import demo
 
 
 def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):

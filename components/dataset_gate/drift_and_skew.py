@@ -1,4 +1,4 @@
-"""Features of a dataset and distances between their distributions: skew between splits, drift from a baseline.
+"""Drift from a baseline and skew between splits: features of a dataset, and distances between their distributions.
 
 A feature has one or several values per image, from `images.parquet`. Distances are computed from counts, and compared
 with the distance that random sampling can cause.

@@ -1,4 +1,4 @@
-"""Review of a schema: its text file, its rows, and the differences between two. Imports no TensorFlow.
+"""The text form of a schema: its file, its rows for a table, and the differences of two schemas. Imports no TensorFlow.
 
 A schema file is the text format of `tensorflow.metadata.v0.Schema`.
 """
