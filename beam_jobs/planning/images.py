@@ -107,7 +107,7 @@ def open_images(
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
-    with contextlib.closing(_connect(spill or system.temporary_directory())) as database:
+    with _raising_signals(), contextlib.closing(_connect(spill or system.temporary_directory())) as database:
         images = Images(database=database, old=old, new=examined, label_kind=label_kind)
         new_rows = _columns(examined, len(old), seed, label_kind)
         images.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
@@ -115,6 +115,17 @@ def open_images(
         if len(old) and images.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `examined`")
         yield images, _reject_repeated_keys(images)
+
+
+@contextlib.contextmanager
+def _raising_signals() -> Iterator[None]:
+    """Raises what a handler of a signal raised during a query: DuckDB raises a `RuntimeError` with it as the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, Exception | None):
+            raise
+        raise error.__cause__ from None
 
 
 def _connect(spill: str) -> duckdb.DuckDBPyConnection:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 from dataclasses import replace
 
 import pyarrow as pa
@@ -8,6 +11,7 @@ import pytest
 
 from beam_jobs.errors import EmptySplit
 from beam_jobs.options import TableColumns
+from beam_jobs.planning.images import open_images
 from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
@@ -134,3 +138,19 @@ def test_shards_join_to_the_whole_split_and_are_balanced_by_bytes():
     assert [key for part in parts for key in part["key"].to_pylist()] == split.images["key"].to_pylist()
     sizes = [sum(part["bytes"].to_pylist()) + 500 * len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 2 * 5500
+
+
+def test_ctrl_c_ends_a_query():
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_for_minutes(interrupt.start)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def run_for_minutes(at_start) -> None:
+    with open_images(examined(*many(1)), None, 0, "single") as (images, _):
+        at_start()
+        images.number("SELECT max(hash(range)) % 2 FROM range(100_000_000_000)")
