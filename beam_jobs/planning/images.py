@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from beam_jobs.common import system
 from beam_jobs.dataset import schemas, shards
+from beam_jobs.errors import DiskError
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.labels import label_sets
@@ -104,10 +105,12 @@ def open_images(
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
+      DiskError: the disk of `spill` is full.
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
-    with _raising_signals(), contextlib.closing(_connect(spill or system.temporary_directory())) as database:
+    spill = spill or system.temporary_directory()
+    with _explain_errors(spill), contextlib.closing(_connect(spill)) as database:
         images = Images(database=database, old=old, new=examined, label_kind=label_kind)
         new_rows = _columns(examined, len(old), seed, label_kind)
         images.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
@@ -118,11 +121,16 @@ def open_images(
 
 
 @contextlib.contextmanager
-def _raising_signals() -> Iterator[None]:
-    """Raises what a handler of a signal raised during a query: DuckDB raises a `RuntimeError` with it as the cause."""
+def _explain_errors(spill: str) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except duckdb.OutOfMemoryException as error:
+        cause = str(error).partition("\n")[0]
+        raise DiskError(
+            f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is finished "
+            "is kept"
+        ) from None
+    except RuntimeError as error:  # with what the handler of a signal raised as the cause
         if isinstance(error.__cause__, Exception | None):
             raise
         raise error.__cause__ from None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from beam_jobs.errors import EmptySplit
+from beam_jobs.errors import DiskError, EmptySplit
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.images import open_images
 from beam_jobs.planning.plan import make_plan
@@ -145,12 +145,24 @@ def test_ctrl_c_ends_a_query():
     interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_for_minutes(interrupt.start)
+            query("SELECT max(hash(range)) % 2 FROM range(100_000_000_000)", before=interrupt.start)
     finally:
         signal.signal(signal.SIGINT, handler)
 
 
-def run_for_minutes(at_start) -> None:
-    with open_images(examined(*many(1)), None, 0, "single") as (images, _):
-        at_start()
-        images.number("SELECT max(hash(range)) % 2 FROM range(100_000_000_000)")
+def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
+    message = (
+        rf"^{tmp_path} has no room for the plan \(.*\); make room, then run the same command again: what is finished "
+    )
+    with pytest.raises(DiskError, match=message):
+        query("SELECT list(range) FROM range(10_000_000) GROUP BY range % 9", str(tmp_path), limits=TINY)
+
+
+TINY = "SET memory_limit = '10MB'; SET max_temp_directory_size = '1MB'"
+
+
+def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:
+    with open_images(examined(*many(1)), None, 0, "single", spill) as (images, _):
+        images.database.execute(limits or "SELECT 1")
+        before()
+        images.number(statement)
