@@ -38,6 +38,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+
+from beam_jobs.dataset import schemas
+
+COLUMNS = ("dhash", "height", "width", "mean_rgb", "var_rgb")  # facts that `measure_facts` needs
 
 
 def join_sets(roots: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -155,6 +160,18 @@ def measure(
         steps = [value // step for sizes in (_STEPS, _FLAT_STEPS) for value, step in zip(values, sizes, strict=True)]
         moments = np.column_stack(steps).astype(np.int64)
     return Appearances(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
+
+
+def measure_facts(rows: pa.Table, channel_statistics: bool) -> Appearances:
+    """Measures the appearance of images from their facts.
+
+    Args:
+      rows: table with `COLUMNS`.
+      channel_statistics: whether the facts include mean and variance of the channels.
+    """
+    dhash, height, width = (rows[name].to_numpy() for name in ("dhash", "height", "width"))
+    variance = schemas.triples(rows["var_rgb"]) if channel_statistics else None
+    return measure(dhash, height, width, schemas.triples(rows["mean_rgb"]), variance)
 
 
 def find(images: Appearances, distance: int) -> NearClusters:

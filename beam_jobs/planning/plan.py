@@ -15,7 +15,7 @@ from beam_jobs.dataset.manifest import ChannelStatistics
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import splits
-from beam_jobs.planning.images import Images, find_sets, open_images
+from beam_jobs.planning.image_tables import ImageTables, find_sets, open_tables
 from beam_jobs.planning.labels import label_indices, vocabulary
 from beam_jobs.rejects import Reject
 
@@ -113,27 +113,27 @@ def make_plan(
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
-    with open_images(examined, existing, options.seed, label_kind, spill) as (images, rejects):
-        _check_options(images.old, options, label_kind, labels)
-        find_sets(images, options)
-        splits.assign(images, options)
-        rows = [images.query(_SPLIT, index=index) for index in range(len(options.splits))]
-        dropped = images.query(_DROPPED)
-        old = _existing(images)
-        counts = {name: images.number(statement) for name, statement in _COUNTS.items()}
-        duplicate_sets = images.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
-        leaks = _leaks(images, options)
-        new = images.column(_NEW) if rejects else None
+    with open_tables(examined, existing, options.seed, label_kind, spill) as (tables, rejects):
+        _check_options(tables.old, options, label_kind, labels)
+        find_sets(tables, options)
+        splits.assign(tables, options)
+        rows = [tables.query(_SPLIT, index=index) for index in range(len(options.splits))]
+        dropped = tables.query(_DROPPED)
+        old = _existing(tables)
+        counts = {name: tables.number(statement) for name, statement in _COUNTS.items()}
+        duplicate_sets = tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
+        leaks = _leaks(tables, options)
+        new = tables.column(_NEW) if rejects else None
     # After the block: the images of all splits together are as large as the database.
-    labelled = examined if new is None else images.take_new(("label", "annotations"), new)
+    labelled = examined if new is None else tables.take_new(("label", "annotations"), new)
     names = vocabulary(labelled, label_kind, labels)
     return Plan(
         labels=names,
         splits=tuple(
-            _split_plan(name, images, split_rows, names, options)
+            _split_plan(name, tables, split_rows, names, options)
             for name, split_rows in zip(options.splits, rows, strict=True)
         ),
-        dropped=_planned(images, dropped, names),
+        dropped=_planned(tables, dropped, names),
         rejects=rejects,
         existing=old,
         duplicate_sets=tuple(map(tuple, duplicate_sets)),
@@ -201,10 +201,10 @@ def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, label
         raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
 
-def _leaks(images: Images, options: IngestOptions) -> tuple[Leak, ...]:
-    if not images.number(_HAS_PLACES):
+def _leaks(tables: ImageTables, options: IngestOptions) -> tuple[Leak, ...]:
+    if not tables.number(_HAS_PLACES):
         return ()  # every unit is in one split
-    places = images.query(_PLACES, names=list(options.splits))
+    places = tables.query(_PLACES, names=list(options.splits))
     is_new = places["is_new"].to_numpy()
     leaks = tuple(lookup.find_leaks(places, lookup.select_leak_kinds(options.near_duplicates), is_new))
     if leaks and options.split_conflicts == "refuse":
@@ -224,10 +224,12 @@ def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
 
-def _split_plan(name: str, images: Images, rows: pa.Table, labels: Sequence[str], options: IngestOptions) -> SplitPlan:
-    if not len(rows) and not len(images.old):
+def _split_plan(
+    name: str, tables: ImageTables, rows: pa.Table, labels: Sequence[str], options: IngestOptions
+) -> SplitPlan:
+    if not len(rows) and not len(tables.old):
         raise _empty_split(name, options)
-    planned = _planned(images, rows, labels)
+    planned = _planned(tables, rows, labels)
     if not len(rows):
         return SplitPlan(name=name, images=planned, edges=(0,))
     sizes = rows["size"].to_numpy()
@@ -235,16 +237,16 @@ def _split_plan(name: str, images: Images, rows: pa.Table, labels: Sequence[str]
     return SplitPlan(name=name, images=planned, edges=tuple(shards.cut(sizes.tolist(), min(count, len(sizes)))))
 
 
-def _planned(images: Images, rows: pa.Table, labels: Sequence[str]) -> pa.Table:
+def _planned(tables: ImageTables, rows: pa.Table, labels: Sequence[str]) -> pa.Table:
     """Returns the `PLANNED` rows of new images, given their `id`, `cluster` and `near_cluster`."""
-    planned = images.take_new(images.new.column_names, rows["id"].to_numpy())
-    derived = [rows["cluster"], rows["near_cluster"], label_indices(planned, images.label_kind, tuple(labels))]
+    planned = tables.take_new(tables.new.column_names, rows["id"].to_numpy())
+    derived = [rows["cluster"], rows["near_cluster"], label_indices(planned, tables.label_kind, tuple(labels))]
     return pa.table([*planned.columns, *derived], schema=schemas.PLANNED)
 
 
-def _existing(images: Images) -> pa.Table:
+def _existing(tables: ImageTables) -> pa.Table:
     """Returns the existing rows with the names of their new clusters."""
-    rows, table = images.query(_EXISTING), images.old
+    rows, table = tables.query(_EXISTING), tables.old
     for name, column in (("cluster", rows["cluster"]), ("near", rows["near_cluster"])):
         table = table.set_column(table.schema.get_field_index(name), name, column)
     return table

@@ -1,4 +1,4 @@
-"""Joins related images into units, and assigns each unit to a split: queries of the tables of `images`.
+"""Joins related images into units, and assigns each unit to a split: queries of the tables of `image_tables`.
 
 The split of a unit is a function of a hash: of the group, or without one of the content of the image, or of the first
 image of its near cluster where near clusters stay together. The hash is of the content and not of the key, so a copy
@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
-from beam_jobs.planning.images import Images
+from beam_jobs.planning.image_tables import ImageTables
 
 _MEMBERS = """
     CREATE TABLE members AS
-    SELECT related.id, order_hash, group_name, labels, written, is_new,
+    SELECT related.id, group_name, labels, written,
         {content} AS content, {hash} AS content_hash, is_copy OR {linked} AS is_shared,
         coalesce(list_position($names, split) - 1, -1) AS requested
     FROM related WHERE written OR (is_new AND is_first AND NOT is_surplus)"""
@@ -62,7 +62,7 @@ _ASSIGNED = """
     FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}"""
 
 
-def assign(images: Images, options: IngestOptions) -> None:
+def assign(tables: ImageTables, options: IngestOptions) -> None:
     """Assigns a split to each image that is or will be in a shard: creates the table `assigned(id, split)`.
 
     `split` is an index in the order of the options. An image with a requested split gets that split. Its unit gets the
@@ -78,29 +78,37 @@ def assign(images: Images, options: IngestOptions) -> None:
     Stratified splits, unlike splits by hash, move images when a class grows.
 
     Args:
-      images: the images, after `find_sets`.
+      tables: the images, after `find_sets`.
       options: splits, shares, seed and policies.
     """
     names, count = list(options.splits), len(options.splits)
     grouped = options.near_duplicates == "group"
     columns = {"content": "root", "hash": "root_hash", "linked": "is_linked"} if grouped else _OWN_CONTENT
-    images.database.execute(_MEMBERS.format(**columns), {"names": names})
-    images.database.execute(_CONTENT_GROUPS)
-    images.insert("first_groups", _first_groups(images.query(_GROUP_LINKS)))
-    images.database.execute(_UNITS)
-    images.database.execute(_REQUESTS.format(count=count))
+    tables.run(_MEMBERS.format(**columns), names=names)
+    tables.run(_CONTENT_GROUPS)
+    tables.insert("first_groups", _first_groups(tables.query(_GROUP_LINKS)))
+    tables.run(_UNITS)
+    tables.run(_REQUESTS.format(count=count))
     if options.stratify:
-        _assign_by_class(images, options)
+        _assign_by_class(tables, options)
         free, join = "free_splits.split", "LEFT JOIN free_splits ON free_splits.id = units.id"
     else:
-        *edges, _ = itertools.accumulate(options.shares.values())  # the last split has no upper edge
-        point = "units.unit::DOUBLE / 18446744073709551616"
-        free = " + ".join(["0", *(f"({point} >= {edge!r})::BIGINT" for edge in edges)])
-        join = ""
-    images.database.execute(_ASSIGNED.format(free=free, join=join))
+        free, join = split_expression("units.unit", options.shares), ""
+    tables.run(_ASSIGNED.format(free=free, join=join))
 
 
 _OWN_CONTENT = {"content": "content", "hash": "content_hash", "linked": "false"}
+
+
+def split_expression(unit: str, shares: Mapping[str, float]) -> str:
+    """Returns the SQL of the index of the split of a unit by its hash.
+
+    Args:
+      unit: expression of the hash, uint64.
+      shares: split -> share, summing to 1, in a fixed order.
+    """
+    *edges, _ = itertools.accumulate(shares.values())  # rounding may leave the sum below 1: the last one has no edge
+    return " + ".join(["0", *(f"({unit}::DOUBLE / 18446744073709551616 >= {edge!r})::BIGINT" for edge in edges)])
 
 
 def _first_groups(links: pa.Table) -> pa.Table:
@@ -152,25 +160,25 @@ _FREE_SPLITS = """
     SELECT id, split FROM units ASOF JOIN runs ON units.class = runs.class AND units.unit >= runs.start"""
 
 
-def _assign_by_class(images: Images, options: IngestOptions) -> None:
+def _assign_by_class(tables: ImageTables, options: IngestOptions) -> None:
     """Divides each class: creates the table `free_splits(id, split)` of the images without a request."""
     label, join = "units.labels[1]", ""
-    if images.label_kind != "single":
-        images.database.execute(_RAREST_LABELS)
+    if tables.label_kind != "single":
+        tables.run(_RAREST_LABELS)
         label, join = "rarest", "LEFT JOIN rarest_labels ON rarest_labels.labels = units.labels"
-    images.database.execute(_FREE_IMAGES.format(label=label, join=join))
+    tables.run(_FREE_IMAGES.format(label=label, join=join))
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES):
-        images.database.execute(statement)
-    images.insert("runs", _divide_classes(images, list(options.shares.values())))
-    images.database.execute(_FREE_SPLITS)
+        tables.run(statement)
+    tables.insert("runs", _divide_classes(tables, list(options.shares.values())))
+    tables.run(_FREE_SPLITS)
 
 
-def _divide_classes(images: Images, shares: list[float]) -> pa.Table:
+def _divide_classes(tables: ImageTables, shares: list[float]) -> pa.Table:
     """Returns the splits of the units of each class, as runs of hashes: `class`, `start` of the run, `split`."""
-    others = _others(images)
+    others = _others(tables)
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
     runs: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for name, units, sizes in _class_units(images):
+    for name, units, sizes in _class_units(tables):
         assigned = divide_class(sizes, counts[name], shares)
         starts = near_duplicates.run_starts(assigned)
         runs.append((name, units[starts], assigned[starts]))
@@ -187,17 +195,17 @@ def _divide_classes(images: Images, shares: list[float]) -> pa.Table:
     )
 
 
-def _others(images: Images) -> Mapping[str, Sequence[tuple[int, str, int]]]:
+def _others(tables: ImageTables) -> Mapping[str, Sequence[tuple[int, str, int]]]:
     """Returns main class -> unit, class and number of the images of its units that have other classes."""
     others: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
-    for main, *rest in images.database.execute("SELECT main, unit, class, images FROM other_classes").fetchall():
-        others[main].append(tuple(rest))
+    for row in tables.query("SELECT main, unit, class, images FROM other_classes").to_pylist():
+        others[row["main"]].append((row["unit"], row["class"], row["images"]))
     return others
 
 
-def _class_units(images: Images) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _class_units(tables: ImageTables) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields the name, the hashes of the units in ascending order, and their sizes in images, of each class."""
-    reader = images.database.execute(_UNITS_BY_CLASS).fetch_record_batch()
+    reader = tables.batches(_UNITS_BY_CLASS)
     pending: list[pa.RecordBatch] = []
     for batch in reader:
         names = batch.column(0)

@@ -19,7 +19,7 @@ from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning.images import RECORD_OVERHEAD_BYTES
+from beam_jobs.planning.image_tables import RECORD_OVERHEAD_BYTES
 from beam_jobs.rejects import Reject
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work, duration, size

@@ -13,7 +13,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import manifest, shards, tfds_metadata
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning.images import RECORD_OVERHEAD_BYTES
+from beam_jobs.planning.image_tables import RECORD_OVERHEAD_BYTES
 from beam_jobs.planning.plan import Plan
 from beam_jobs.stages.publish import occupied_message
 from beam_jobs.stages.scan import Scan

@@ -247,9 +247,7 @@ def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, l
 
 
 def _image_signatures(dataset: GateDataset) -> near_duplicates.Appearances:
-    hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_channel_statistics else None
-    return near_duplicates.measure(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
+    return near_duplicates.measure_facts(dataset.images, dataset.has_channel_statistics)
 
 
 def _closest_pair(

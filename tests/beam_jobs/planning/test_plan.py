@@ -11,7 +11,7 @@ import pytest
 
 from beam_jobs.errors import DiskError, EmptySplit
 from beam_jobs.options import TableColumns
-from beam_jobs.planning.images import open_images
+from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
@@ -151,18 +151,17 @@ def test_ctrl_c_ends_a_query():
 
 
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
+    limits = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
+    statement = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
     message = (
-        rf"^{tmp_path} has no room for the plan \(.*\); make room, then run the same command again: what is finished "
+        rf"^{tmp_path} has no room for the plan \(.*offload.*\); make room, then run the same command again: what is "
     )
     with pytest.raises(DiskError, match=message):
-        query("SELECT list(range) FROM range(10_000_000) GROUP BY range % 9", str(tmp_path), limits=TINY)
-
-
-TINY = "SET memory_limit = '10MB'; SET max_temp_directory_size = '1MB'"
+        query(statement, str(tmp_path), limits)
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:
-    with open_images(examined(*many(1)), None, 0, "single", spill) as (images, _):
-        images.database.execute(limits or "SELECT 1")
+    with open_tables(examined(*many(1)), None, 0, "single", spill) as (images, _):
+        images.run(limits or "SELECT 1")
         before()
         images.number(statement)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import OptionError, SplitConflict
-from beam_jobs.planning import images
+from beam_jobs.planning import image_tables
 from beam_jobs.planning.plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
@@ -187,12 +187,12 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
 
 
 def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(images, "_MAX_STRING_BYTES", 1)
-    monkeypatch.setattr(images, "_PIECE", 7)
+    monkeypatch.setattr(image_tables, "_MAX_STRING_BYTES", 1)
+    monkeypatch.setattr(image_tables, "_PIECE", 7)
     table = examined(*many(40))
     places = np.random.default_rng(0).permutation(40)
-    taken = images.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
+    taken = image_tables.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
     assert taken["key"].num_chunks == 6
     assert taken.to_pylist() == table.take(pa.array(places)).to_pylist()
     assert taken.schema == schemas.EXAMINED
-    assert images.take(table, places[:0]).to_pylist() == []
+    assert image_tables.take(table, places[:0]).to_pylist() == []

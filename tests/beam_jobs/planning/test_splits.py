@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import duckdb
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
 from beam_jobs.planning import splits
-from beam_jobs.planning.images import find_sets, open_images
+from beam_jobs.planning.image_tables import find_sets, open_tables
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, sha
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
@@ -18,7 +19,7 @@ THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 def query(rows, options, column: str, table: str) -> list[int]:
     """Returns a column of a table after the splits are assigned, in the order of the rows."""
-    with open_images(examined(*rows), None, options.seed, "single") as (images, _):
+    with open_tables(examined(*rows), None, options.seed, "single") as (images, _):
         find_sets(images, options)
         splits.assign(images, options)
         return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()
@@ -86,6 +87,12 @@ def test_groups_are_in_the_splits_that_are_on_disk(seed, in_eval):
     rows = [(make_ref(name, group=name), make_facts(name)) for name in names]
     found = query(rows, make_options(seed=seed, splits={"train": 0.8, "eval": 0.2}), "split", "assigned")
     assert "".join(name for name, split in zip(names, found, strict=True) if split) == in_eval
+
+
+def test_a_hash_past_shares_that_add_up_to_less_than_one_is_of_the_last_split():
+    expression = splits.split_expression("col0", {"train": 1e-12, "eval": 1e-12})
+    rows = duckdb.execute(f"SELECT {expression} FROM (VALUES (0::UBIGINT), (99999999), (18446744073709551615))")
+    assert rows.fetchall() == [(0,), (1,), (1,)]
 
 
 @settings(deadline=None, max_examples=50)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 import duckdb
 import numpy as np
@@ -29,16 +31,20 @@ from beam_jobs.rejects import Reject, RejectReason
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
 _MEMORY = "1GB"  # of the database; it writes more to the disk
+_INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
+_SPILL_FULL = "failed to offload data block"  # in DuckDB's message
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")
-_APPEARANCE = ("dhash", "height", "width", "mean_rgb", "var_rgb")
 _MAX_STRING_BYTES = 2**31  # bytes of text in one array of Arrow's `string` type
 _PIECE = 1 << 16
 _NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a billion images share a name is 3 %
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class ImageTables:
     """The rows of two tables with one numbering, old rows first, and the database of their queries.
 
     Tables of the database:
@@ -50,12 +56,14 @@ class Images:
 
     Attributes:
       database: connection to the tables.
+      thread: runs the statements.
       old: `IMAGES` rows of the dataset that is added to.
       new: `EXAMINED` rows.
       label_kind: one of `types.LABEL_KINDS`.
     """
 
     database: duckdb.DuckDBPyConnection
+    thread: ThreadPoolExecutor
     old: pa.Table
     new: pa.Table
     label_kind: str
@@ -63,23 +71,39 @@ class Images:
     def __len__(self) -> int:
         return len(self.old) + len(self.new)
 
+    def run(self, statement: str, **parameters: object) -> None:
+        """Runs a statement."""
+        self._wait(lambda: self.database.execute(statement, parameters or None))
+
     def query(self, statement: str, **parameters: object) -> pa.Table:
-        """Runs a statement, and returns its rows."""
-        return self.database.execute(statement, parameters or None).fetch_arrow_table()
+        """Returns the rows of a query."""
+        return self._wait(lambda: self.database.execute(statement, parameters or None).fetch_arrow_table())
+
+    def batches(self, statement: str) -> pa.RecordBatchReader:
+        """Returns the rows of a query, a batch at a time; no other statement may run meanwhile."""
+        return self._wait(lambda: self.database.execute(statement).fetch_record_batch())
 
     def column(self, statement: str) -> np.ndarray:
         """Returns the only column of a query as an array."""
-        (values,) = self.database.execute(statement).fetchnumpy().values()
-        return np.ma.getdata(values)
+        return self.query(statement).column(0).to_numpy()
 
     def number(self, statement: str) -> int:
         """Returns the only number of a query; 0 for null."""
-        row = self.database.execute(statement).fetchone()
-        return int(row[0] or 0) if row else 0
+        return int(self.query(statement).column(0)[0].as_py() or 0)
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Creates a table of the database with rows."""
-        self.database.from_arrow(rows).create(table)
+        self._wait(lambda: self.database.from_arrow(rows).create(table))
+
+    def _wait(self, work: Callable[[], T]) -> T:
+        """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
+        result = self.thread.submit(work)
+        try:
+            return result.result()
+        finally:
+            while not result.done():  # a signal
+                self.database.interrupt()
+                wait((result,), _INTERRUPT_S)
 
     def take(self, names: Sequence[str], ids: np.ndarray) -> pa.Table:
         """Returns columns that both tables have, of the images with these ids; old images come first."""
@@ -92,9 +116,9 @@ class Images:
 
 
 @contextlib.contextmanager
-def open_images(
+def open_tables(
     examined: pa.Table, existing: pa.Table | None, seed: int, label_kind: str, spill: str = ""
-) -> Iterator[tuple[Images, tuple[Reject, ...]]]:
+) -> Iterator[tuple[ImageTables, tuple[Reject, ...]]]:
     """Loads the images into a database that is open inside the block; rejects all new images of a key but the first.
 
     Args:
@@ -110,14 +134,18 @@ def open_images(
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
     spill = spill or system.temporary_directory()
-    with _explain_errors(spill), contextlib.closing(_connect(spill)) as database:
-        images = Images(database=database, old=old, new=examined, label_kind=label_kind)
+    with (
+        _explain_errors(spill),
+        contextlib.closing(_connect(spill)) as database,
+        ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
+    ):
+        tables = ImageTables(database=database, thread=thread, old=old, new=examined, label_kind=label_kind)
         new_rows = _columns(examined, len(old), seed, label_kind)
-        images.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
-        images.insert("groups", _groups(images.query("SELECT DISTINCT group_name FROM images"), seed))
-        if len(old) and images.number(_KNOWN_KEYS):
+        tables.insert("images", pa.concat_tables([_columns(old, 0, seed, label_kind), new_rows]))
+        tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), seed))
+        if len(old) and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `examined`")
-        yield images, _reject_repeated_keys(images)
+        yield tables, _reject_repeated_keys(tables)
 
 
 @contextlib.contextmanager
@@ -126,14 +154,12 @@ def _explain_errors(spill: str) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         cause = str(error).partition("\n")[0]
+        if _SPILL_FULL not in cause:
+            raise
         raise DiskError(
             f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is finished "
             "is kept"
         ) from None
-    except RuntimeError as error:  # with what the handler of a signal raised as the cause
-        if isinstance(error.__cause__, Exception | None):
-            raise
-        raise error.__cause__ from None
 
 
 def _connect(spill: str) -> duckdb.DuckDBPyConnection:
@@ -190,18 +216,18 @@ def _texts(column: pa.ChunkedArray) -> Iterator[str]:
     return itertools.chain.from_iterable(map(shards.texts, column.chunks))
 
 
-def _reject_repeated_keys(images: Images) -> tuple[Reject, ...]:
+def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     """Removes all new images of a key but the first, by their other columns, and returns them."""
-    repeated = images.column(_REPEATED_KEYS)
+    repeated = tables.column(_REPEATED_KEYS)
     if not len(repeated):
         return ()
-    rows = images.take_new(_TIES, repeated)
+    rows = tables.take_new(_TIES, repeated)
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _TIES])
     rows, ids = rows.take(order), repeated[order.to_numpy()]
     keys = rows["key"].combine_chunks()
     later = np.append(False, pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False))
-    images.insert("repeated", pa.table({"id": pa.array(ids[later])}))
-    images.database.execute("DELETE FROM images WHERE id IN (SELECT id FROM repeated)")
+    tables.insert("repeated", pa.table({"id": pa.array(ids[later])}))
+    tables.run("DELETE FROM images WHERE id IN (SELECT id FROM repeated)")
     return tuple(_reject(row) for row in rows.select(["key", "uri"]).filter(pa.array(later)).to_pylist())
 
 
@@ -270,31 +296,32 @@ _NAMED = """
     FROM related LEFT JOIN near_clusters USING (root)"""
 
 
-def find_sets(images: Images, options: IngestOptions) -> None:
+def find_sets(tables: ImageTables, options: IngestOptions) -> None:
     """Finds the copies and the near clusters, and applies the policies: creates `related` and its tables.
 
     `drop` drops the new images of a set that contains an existing image; of other sets it retains the first by key.
     Policies for near duplicates apply to contents: all copies of an image are retained or dropped, unless the policy
     for duplicates drops some of them.
     """
-    images.database.execute(_COPIES)
-    images.insert("near_contents", _near_contents(images, options))
-    images.database.execute(_RELATED.format(drop=options.duplicates == "drop"))
-    images.database.execute(_NEAR_CLUSTERS.format(length=_NAME_LENGTH))
-    images.database.execute(_NAMED.format(length=_NAME_LENGTH))
+    tables.run(_COPIES)
+    tables.insert("near_contents", _near_contents(tables, options))
+    tables.run(_RELATED.format(drop=options.duplicates == "drop"))
+    tables.run(_NEAR_CLUSTERS.format(length=_NAME_LENGTH))
+    tables.run(_NAMED.format(length=_NAME_LENGTH))
 
 
-def _near_contents(images: Images, options: IngestOptions) -> pa.Table:
+def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
     ids = hashes = roots = np.zeros(0, np.int64)
     surplus = unsearched = np.zeros(0, bool)
     if options.near_duplicates != "off":
-        contents = images.query(_CONTENTS)
+        contents = tables.query(_CONTENTS)
         ids, hashes = contents["id"].to_numpy(), contents["content_hash"].to_numpy()
-        appearances = _appearances(images.take(_APPEARANCE, ids), with_moments=options.facts == "all")
+        facts = tables.take(near_duplicates.COLUMNS, ids)
+        appearances = near_duplicates.measure_facts(facts, channel_statistics=options.facts == "all")
         near = near_duplicates.find(appearances, options.near_distance)
         roots, unsearched, surplus = near.roots, near.unsearched, np.zeros(len(ids), bool)
         if options.near_duplicates == "drop":
-            surplus, unsearched = _find_surplus(images, ids, appearances, near, options.near_distance)
+            surplus, unsearched = _find_surplus(tables, ids, appearances, near, options.near_distance)
     linked = np.bincount(roots)[roots] > 1
     rows = np.flatnonzero(linked | surplus | unsearched)
     columns = {
@@ -314,20 +341,14 @@ _PRECEDENCE = """
 
 
 def _find_surplus(
-    images: Images, ids: np.ndarray, appearances: Appearances, near: NearClusters, distance: int
+    tables: ImageTables, ids: np.ndarray, appearances: Appearances, near: NearClusters, distance: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which contents the policy drops, and which are unsearched; an existing image is never dropped."""
-    rows = images.query(_PRECEDENCE)
-    order = np.empty(len(images), np.int64)
+    rows = tables.query(_PRECEDENCE)
+    order = np.empty(len(tables), np.int64)
     order[ids] = np.arange(len(ids))
     contents = order[rows["content"].to_numpy()]
     written, droppable = np.empty(len(ids), bool), np.empty(len(ids), bool)
     written[contents] = rows["is_written"].to_numpy()
     droppable[contents] = rows["is_new"].to_numpy()
     return near_duplicates.find_surplus(appearances, near, distance, written, droppable)
-
-
-def _appearances(rows: pa.Table, with_moments: bool) -> Appearances:
-    dhash, height, width = (rows[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = schemas.triples(rows["var_rgb"]) if with_moments else None
-    return near_duplicates.measure(dhash, height, width, schemas.triples(rows["mean_rgb"]), variance)
