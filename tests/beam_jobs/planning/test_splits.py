@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from beam_jobs.dataset import shards
 from beam_jobs.planning import splits
 from beam_jobs.planning.image_tables import find_sets, open_tables
+from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, sha
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 
-def query(rows, options, column: str, table: str) -> list[int]:
+def query(rows, options, column: str, table: str, label_kind: str = "single") -> list:
     """Returns a column of a table after the splits are assigned, in the order of the rows."""
-    with open_tables(examined(*rows), None, options.seed, "single") as (images, _):
+    with open_tables(examined(*rows), None, options.seed, label_kind) as (images, _):
         find_sets(images, options)
         splits.assign(images, options)
         return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()
@@ -186,9 +187,24 @@ def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
 
 
 def test_of_equally_frequent_classes_a_unit_belongs_to_the_first():
-    places = np.array(assign([2] * 10 + [1] * 10, classes=[0, 1] * 10 + [1] * 10))
-    assert np.bincount(places[20:], minlength=3).tolist() == [8, 1, 1]
-    assert np.bincount(places[:20], minlength=3).tolist() == [16, 2, 2]
+    rows = [(make_ref(str(n), label="abb"[n], group="ggh"[n]), make_facts(str(n))) for n in range(3)]
+    table = "main_classes JOIN (SELECT id, unit FROM units) USING (unit)"
+    assert query(rows, replace(THREE, stratify=True), "class", table) == ["a", "a", "b"]
+
+
+def test_a_class_whose_units_hold_images_of_others_is_divided_before_those():
+    # Three units of class 1, one for each split, bring 4 images of class 0 each: eval and test get one more at most.
+    places = assign([10] * 3 + [1] * 28, classes=([1] * 6 + [0] * 4) * 3 + [0] * 28)
+    assert np.bincount(places[30:], minlength=3).tolist() == [26, 1, 1]
+
+
+def test_an_image_of_several_labels_belongs_to_the_rarest_and_of_equally_rare_ones_to_the_first():
+    rows = [
+        (make_ref(str(number), annotations=Annotations(labels=tuple(names))), make_facts(str(number)))
+        for number, names in enumerate(("ab", "a", "b", "cd", "c"))
+    ]
+    classes = query(rows, replace(THREE, stratify=True), "class", "free_images", "multi")
+    assert classes == ["a", "a", "b", "d", "c"]
 
 
 def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
