@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +38,8 @@ _MAX_STRING_BYTES = 2**31  # bytes of text in one array of Arrow's `string` type
 _PIECE = 1 << 16
 _NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a billion images share a name is 3 %
 
+if TYPE_CHECKING:
+    import duckdb
 
 T = TypeVar("T")
 
@@ -150,6 +151,9 @@ def open_tables(
 
 @contextlib.contextmanager
 def _explain_errors(spill: str) -> Iterator[None]:
+    # Not at the top: the import starts a thread, and a fork of the process that uses DuckDB waits for it at its end.
+    import duckdb
+
     try:
         yield
     except duckdb.OutOfMemoryException as error:
@@ -163,6 +167,8 @@ def _explain_errors(spill: str) -> Iterator[None]:
 
 
 def _connect(spill: str) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
     return duckdb.connect(
         config={
             "memory_limit": _MEMORY,

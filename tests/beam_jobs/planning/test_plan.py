@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -148,6 +150,18 @@ def test_ctrl_c_ends_a_query():
             query("SELECT max(hash(range)) % 2 FROM range(100_000_000_000)", before=interrupt.start)
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
+    program = (
+        "import os\n"
+        "from beam_jobs.planning.plan import make_plan\n"
+        "from tests.beam_jobs.make_rows import examined, make_options, many\n"
+        "if child := os.fork(): print(os.waitpid(child, 0)[1])\n"
+        "else: make_plan(examined(*many(40)), make_options())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "0\n"
 
 
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
