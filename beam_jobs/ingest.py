@@ -151,37 +151,38 @@ class _Ingest:
             raise
 
     def _run(self) -> Manifest:
-        salt = f"{self.options.digest()} {sorted(producer().items())}"
+        # The columns, because facts of an earlier release may lack some.
+        salt = f"{self.options.digest()} {sorted(producer().items())} {schemas.EXAMINED.names}"
         hidden = HiddenNames()
         with self._on_disk("scanning"):
             listing = self._scan(salt, hidden)
         needed = work_dir.min_bytes_to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
         with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
-            facts, rejects = self._examine(listing)
+            good, rejects = self._examine(listing)
         old = self.existing
-        if old and not len(facts):
+        if old and not good:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
         spill = "" if storage.is_remote(self.work) else self.work
         with self._on_disk("planning"):
+            paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             plan = make_plan(
-                facts,
+                lambda columns: (schemas.read(path, columns) for path in paths),
                 self.options,
+                storage.join(self.work, "plan"),
                 self.source.label_kind,
                 old.images if old else None,
                 old.manifest.labels if old else (),
                 spill,
             )
-        retried_keys = self._retried_keys(facts, rejects)
-        del facts  # frees half a kilobyte per image
+        retried_keys = self._retried_keys(paths, rejects)
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._report_plan(plan, warnings)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, listing.found)
-        with self._on_disk("planning"):
-            tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
+        tasks = shard_tasks(plan, salt, old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
             self._write(plan, tasks, listing.buckets)
@@ -207,11 +208,12 @@ class _Ingest:
             return entries
         return append.new_entries(entries, self.existing, self.options.retry_rejects)
 
-    def _retried_keys(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
+    def _retried_keys(self, facts_paths: list[str], rejects: pa.Table) -> frozenset[str]:
         """Returns the keys of old rejects that this run examined."""
         if not self.options.retry_rejects:
             return frozenset()
-        return frozenset(facts["key"].to_pylist()) | frozenset(rejects["key"].to_pylist())
+        tables = [rejects, *(schemas.read(path, ["key"]) for path in facts_paths)]
+        return frozenset(key for table in tables for key in table["key"].to_pylist())
 
     def _report_plan(self, plan: Plan, warnings: Remarks) -> None:
         if self.options.duplicates == "report":
@@ -241,7 +243,8 @@ class _Ingest:
         self.report(f"scanned   {plural(listing.found, 'image')}, {size(listing.bytes)} {_duration(started)}")
         return listing
 
-    def _examine(self, listing: Scan) -> tuple[pa.Table, pa.Table]:
+    def _examine(self, listing: Scan) -> tuple[int, pa.Table]:
+        """Examines the images, and returns the number of good ones and the rejects."""
         started = time.monotonic()
         task = ExamineTask(
             reader=self._reader,
@@ -249,19 +252,20 @@ class _Ingest:
             pixels=self.options.pixels,
             facts=self.options.facts,
             threads=self.options.thread_count,
+            seed=self.options.seed,
         )
         self._examine_in_passes(listing, task)
-        facts = schemas.concat((facts_path(self.work, bucket) for bucket in listing.buckets), schemas.EXAMINED)
+        good = sum(examine.count_good(self.work, bucket) for bucket in listing.buckets)
         stored = schemas.concat((rejects_path(self.work, bucket) for bucket in listing.buckets), schemas.REJECTS)
         rejects = rejects_table(stored, listing.rejects)
-        self.report(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_duration(started, len(facts))}")
+        self.report(f"examined  {good:,} good, {len(rejects):,} rejected {_duration(started, good)}")
         try:
             self._check_rejects(rejects, listing.found)
         except TooManyRejects:
             for bucket in listing.buckets:
                 examine.invalidate_transient(self.work, bucket)
             raise
-        return facts, rejects
+        return good, rejects
 
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)
@@ -323,8 +327,8 @@ class _Ingest:
             channel_statistics=self.options.facts == "all",
             threads=self.options.thread_count,
         )
-        images = sum(len(split.images) for split in plan.splits)
-        if failed := self._write_in_passes(tasks, task, images):
+        images = sum(split.images for split in plan.splits)
+        if failed := self._write_in_passes(tasks, task):
             changed = [failure for failure in failed if not failure.passing]
             if changed or self.options.unreadable == "reject":
                 # The facts of a changed image are those of another file, even with equal size and time. An image that
@@ -337,10 +341,10 @@ class _Ingest:
         time_text = _duration(started, images)
         self.report(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {time_text}")
 
-    def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
+    def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask) -> list[Failure]:
         def run_pass(shards: Sequence[ShardTask], _: bool) -> None:
             remove_failure_notes(self.work)
-            total = images if len(shards) == len(tasks) else _total(shard.plan_path for shard in shards).images
+            total = sum(shard.rows.images for shard in shards)
             run_job("writing", Progress(total), WriteShards(tuple(shards), task), self.make_pipeline, self.watch)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:

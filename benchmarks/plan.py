@@ -1,7 +1,7 @@
 """Measures scan and plan without images: `python -m benchmarks.plan [--images N]`.
 
-References are scanned into a temporary directory, and random facts are planned. Both stages use one thread. Prints
-seconds, images per second, and the growth of the peak resident memory since the start.
+References are scanned into a temporary directory, and files of random facts are planned. The scan uses one thread, the
+plan all cores. Prints seconds, images per second, and the growth of the peak resident memory since the start.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.dataset import schemas
+from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import make_plan
 from beam_jobs.stages.scan import scan
@@ -40,11 +41,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         refs = map(_reference, range(arguments.images))
         results = _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
-    examined = pa.concat_tables(_facts(arguments.images))
-    results |= _show("plan", arguments.images, start, lambda: make_plan(examined, options))
-    results |= _show("plan, near duplicates", arguments.images, start, lambda: make_plan(examined, near))
-    stratified = dataclasses.replace(options, stratify=True)
-    results |= _show("plan, stratified", arguments.images, start, lambda: make_plan(examined, stratified))
+        paths = [os.path.join(scratch, f"facts-{number}.parquet") for number in range(-(-arguments.images // _BUCKET))]
+        for path, table in zip(paths, _facts(arguments.images), strict=True):
+            schemas.write_table(path, table, durable=False)
+
+        def plan(options: IngestOptions) -> None:
+            make_plan(lambda columns: (schemas.read(path, columns) for path in paths), options, scratch, spill=scratch)
+
+        results |= _show("plan", arguments.images, start, lambda: plan(options))
+        results |= _show("plan, near duplicates", arguments.images, start, lambda: plan(near))
+        stratified = dataclasses.replace(options, stratify=True)
+        results |= _show("plan, stratified", arguments.images, start, lambda: plan(stratified))
     if arguments.json:
         print(json.dumps(results))
 
@@ -76,7 +83,7 @@ def _facts(images: int) -> Iterator[pa.Table]:
         contents = np.arange(start, start + count)
         contents[random.random(count) < 0.01] //= 2
         sha256 = pa.array([f"{content * 0x9E3779B97F4A7C15 % 2**64:064x}" for content in contents.tolist()])
-        number, text = pa.array(random.integers(60_000, 200_000, count)), pa.repeat("", count)
+        number = pa.array(random.integers(60_000, 200_000, count))
         moments = pa.ListArray.from_arrays(
             np.arange(0, 3 * count + 1, 3, np.int32), random.random(3 * count, np.float32)
         )
@@ -84,7 +91,12 @@ def _facts(images: int) -> Iterator[pa.Table]:
         columns |= {name: pa.repeat("jpeg", count) for name in ("format", "source_format")}
         columns |= {"sha256": sha256, "source_sha256": sha256, "mean_rgb": moments, "var_rgb": moments}
         columns |= {"dhash": pa.array(random.integers(-(2**63), 2**63, count))}
-        defaults = {field.name: text if field.type == pa.string() else number for field in schemas.EXAMINED}
+        columns |= {
+            "order_hash": pa.array(shards.hashes64(shards.ORDER, 0, keys)),
+            "content_hash": pa.array(shards.hashes64(shards.SPLIT, 0, sha256.to_pylist())),
+        }
+        empty = {pa.string(): pa.repeat("", count), pa.binary(): pa.repeat(b"", count)}
+        defaults = {field.name: empty.get(field.type, number) for field in schemas.EXAMINED}
         yield pa.table({**defaults, **columns}).cast(schemas.EXAMINED)
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from beam_jobs.common.strings import plural, some
-from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import Float32Loss
 from beam_jobs.images.annotations import BINARY_OR_IGNORED
@@ -42,7 +37,7 @@ def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: 
     Raises:
       Float32Loss: float32 changes numbers of a user column, and `float32_loss` is `refuse`.
     """
-    changes = schemas.float32_changes(_extra_cells(plan))
+    changes = plan.float32_changes
     float32 = [column.warning(name) for name, column in changes.items()]
     if float32 and options.float32_loss == "refuse":
         raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
@@ -60,14 +55,6 @@ def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: 
     )
 
 
-def _extra_cells(plan: Plan) -> Iterator[str]:
-    """Yields the user columns of every image that is, or will be, in a shard."""
-    existing = plan.existing.filter(pc.greater_equal(plan.existing["shard"], 0))
-    columns: list[pa.ChunkedArray] = [existing["extra"], *(split.images["extra"] for split in plan.splits)]
-    for chunk in itertools.chain.from_iterable(column.chunks for column in columns):
-        yield from chunk.to_pylist()
-
-
 def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
     folders = source.classes() if isinstance(source, ClassFolders) else ()
     empty = sorted(set(folders) - set(plan.labels))
@@ -77,7 +64,7 @@ def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
 
 
 def _warn_of_large_near_set(plan: Plan) -> Iterator[str]:
-    images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
+    images = len(plan.existing) + sum(split.images for split in plan.splits)
     if plan.near_largest > _LARGE_NEAR_SET * images:
         yield (
             f"one set of near duplicates holds {plan.near_largest:,} images: a chain of images, each a little "
@@ -87,9 +74,7 @@ def _warn_of_large_near_set(plan: Plan) -> Iterator[str]:
 
 def _warn_of_white_masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     """Warns when 255 counts as a class of the new masks, though it probably marks ignored pixels or a binary mask."""
-    cells = {cell for split in plan.splits for cell in pc.unique(split.images["mask_values"]).to_pylist()}
-    values = {int(value) for cell in cells for value in cell.split()}
-    limits = options.limits
+    values, limits = plan.mask_values, options.limits
     if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
         return
     largest = max(values - {_WHITE}, default=0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,13 +67,15 @@ FACTS = pa.schema(
 _REF_COLUMNS = ("key", "uri", "label", "group", "split", "extra", "annotations")
 # Where workers find the stored bytes, and the values of a mask; these columns are not published.
 _WORK_COLUMNS = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
-EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + list(FACTS) + list(_WORK_COLUMNS))
+# For the plan alone: `shards.hashes64` of the key and of `sha256`, and a place for a small grey picture of the image.
+_HASHES = pa.schema([("order_hash", pa.uint64()), ("content_hash", pa.uint64()), ("thumbnail", pa.binary())])
+EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + [*FACTS, *_WORK_COLUMNS, *_HASHES])
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
 # `cluster` and `near` are names of sets of equal and of similar images; `label_index` is -1 unless there is one label.
 _PLAN_COLUMNS = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
-PLANNED = pa.schema([*EXAMINED, *_PLAN_COLUMNS])
+PLANNED = pa.schema([*(field for field in EXAMINED if field.name not in _HASHES.names), *_PLAN_COLUMNS])
 IMAGES = pa.schema(
     [field for field in PLANNED if field.name not in _WORK_COLUMNS.names]
     + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
@@ -171,8 +174,31 @@ def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> in
 
 def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
     """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
-    with storage.atomic_writer(path, scratch, durable) as stream:
-        pq.write_table(table, stream, **_PARQUET_OPTIONS)
+    with table_writer(path, table.schema, scratch, durable) as write_rows:
+        write_rows(table)
+
+
+@contextlib.contextmanager
+def table_writer(
+    path: str, schema: pa.Schema, scratch: str = "", durable: bool = True
+) -> Iterator[Callable[[pa.Table], None]]:
+    """Yields a function that appends a row group of rows to a Parquet file; see `write_table`."""
+    with (
+        storage.atomic_writer(path, scratch, durable) as stream,
+        pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer,
+    ):
+        yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
+
+
+def read_row_group(path: str, index: int) -> pa.Table:
+    """Reads one row group of a Parquet file, and no other.
+
+    Raises:
+      OSError: the file is missing.
+      pyarrow.ArrowInvalid: the file is not Parquet.
+    """
+    with storage.open_read(path) as stream:
+        return pq.ParquetFile(stream).read_row_group(index, use_threads=False)
 
 
 def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -281,19 +307,18 @@ class Float32Changes:
         )
 
 
-def float32_changes(cells: Iterable[str]) -> dict[str, Float32Changes]:
-    """Returns user column -> counts of changed numbers, for the columns that float32 changes.
+def count_float32_changes(columns: dict[str, Float32Changes], cells: Iterable[str]) -> None:
+    """Adds the counts of images to user column -> counts of changed numbers.
 
     Args:
-      cells: cells of the column `extra` of a table of images.
+      columns: counts of the images so far.
+      cells: cells of the column `extra` of further images.
     """
-    columns: dict[str, Float32Changes] = {}
     for text, images in Counter(cells).items():
         for name, value in cell(text).items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, float):
                     _count_number(columns.setdefault(name, Float32Changes()), number, images)
-    return {name: column for name, column in sorted(columns.items()) if column.changed}
 
 
 def column_mismatch(cells: Any, values: Mapping[str, list]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -60,30 +60,47 @@ def shard_count(total_bytes: int, records: int, shard_bytes: float) -> int:
     return max(1, min(records, math.ceil(total_bytes / shard_bytes)))
 
 
-def cut(sizes: Sequence[int], count: int) -> list[int]:
-    """Cuts an ordered list into `count` consecutive runs of nearly equal bytes.
+class Cutter:
+    """Cuts an ordered stream of records into `count` consecutive runs of nearly equal bytes.
 
     Run i ends where the running total first reaches (i + 1) / count of the total, so the size of every run differs by
     less than one record from an equal share. Each run has at least one record.
-
-    Args:
-      sizes: size of each record in bytes, in order.
-      count: number of runs, at most `len(sizes)`.
-
-    Returns:
-      `count + 1` edges: run i is `[edges[i], edges[i + 1])`.
-
-    Raises:
-      ValueError: there are fewer records than runs.
     """
-    if not 1 <= count <= len(sizes):
-        raise ValueError(f"{len(sizes)} records cannot fill {count} shards")
-    total = sum(sizes)
-    edges = [0]
-    running_total = 0
-    for position, size in enumerate(sizes):
-        must_close = len(sizes) - position <= count - len(edges)
-        if len(edges) < count and position > edges[-1] and (must_close or running_total * count >= total * len(edges)):
-            edges.append(position)
-        running_total += size
-    return [*edges, len(sizes)]
+
+    def __init__(self, records: int, total_bytes: int, count: int) -> None:
+        """Starts before the first record.
+
+        Args:
+          records: number of records of the stream.
+          total_bytes: sum of their sizes.
+          count: number of runs, at most `records`.
+
+        Raises:
+          ValueError: there are fewer records than runs.
+        """
+        if not 1 <= count <= records:
+            raise ValueError(f"{records} records cannot fill {count} shards")
+        self._records, self._total_bytes, self._count = records, total_bytes, count
+        self._position = self._bytes = 0  # of the records before the next batch
+        self._runs, self._start = 1, 0  # number of runs that have begun, and the first record of the last one
+
+    def cut(self, sizes: np.ndarray) -> list[int]:
+        """Returns the positions in a batch of records at which another run begins.
+
+        Args:
+          sizes: int64[records], size of each record of the batch in bytes.
+        """
+        before = self._bytes + np.cumsum(sizes) - sizes
+        cuts = []
+        while self._runs < self._count:
+            share = -(-self._total_bytes * self._runs // self._count)
+            reached = self._position + int(np.searchsorted(before, share))
+            latest = self._records - self._count + self._runs  # later, too few records would remain for the other runs
+            start = max(self._start + 1, min(reached, latest))
+            if start >= self._position + len(sizes):
+                break
+            cuts.append(start - self._position)
+            self._runs, self._start = self._runs + 1, start
+        self._position += len(sizes)
+        self._bytes += int(sizes.sum())
+        return cuts

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from beam_jobs import storage
-from beam_jobs.dataset import manifest, record, tfds_metadata, tfrecord
+from beam_jobs.dataset import manifest, record, shards, tfds_metadata, tfrecord
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export.options import safe_name
@@ -140,21 +142,15 @@ def _sample_problem(sample: Sample) -> str:
 def numbered_samples(samples: Iterator[Sample], info: SplitInfo, count: int) -> Iterator[tuple[int, Sample]]:
     """Yields (file index, sample), in order; the files have nearly equal bytes and none is empty.
 
-    Uses the arithmetic of `shards.cut`, for samples whose sizes are not known in advance.
-
     Args:
       samples: the samples of the split, in order.
       info: number of samples and their total bytes.
       count: number of files, at most one per sample.
     """
-    file = in_file = total_bytes = 0
-    for position, sample in enumerate(samples):
-        must_close = info.records - position <= count - file - 1
-        if file < count - 1 and in_file and (must_close or total_bytes * count >= info.bytes * (file + 1)):
-            file, in_file = file + 1, 0
+    cutter, file = shards.Cutter(info.records, info.bytes, count), 0
+    for sample in samples:
+        file += len(cutter.cut(np.array([len(sample.payload) + tfrecord.OVERHEAD])))
         yield file, sample
-        in_file += 1
-        total_bytes += len(sample.payload) + tfrecord.OVERHEAD
 
 
 @dataclass(frozen=True, kw_only=True)

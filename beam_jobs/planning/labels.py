@@ -18,19 +18,15 @@ _CACHED_LABELS = 4096  # multi-label images share few sets of labels; annotation
 Names = tuple[str, ...]
 
 
-def vocabulary(images: pa.Table, label_kind: str, existing: Iterable[str] = ()) -> Names:
-    """Returns the class names of images and of their objects; the position of a name is its index.
+def vocabulary(names: Iterable[str], existing: Iterable[str] = ()) -> Names:
+    """Returns the class names of a dataset; the position of a name is its index.
 
     Args:
-      images: `EXAMINED` rows.
-      label_kind: one of `types.LABEL_KINDS`.
+      names: names of the classes of new images and of their objects.
       existing: class names of the dataset that is added to. They keep their indices; new names follow, sorted.
     """
     first = tuple(existing)
-    names: set[str] = set(pc.unique(images["label"]).to_pylist()) if label_kind == "single" else set()
-    for labels, objects in _label_pairs(images["annotations"]):
-        names.update(labels, objects)
-    return first + tuple(sorted(names.difference(first)))
+    return first + tuple(sorted(set(names).difference(first)))
 
 
 def label_indices(images: pa.Table, label_kind: str, names: Names) -> pa.Array:
@@ -41,13 +37,24 @@ def label_indices(images: pa.Table, label_kind: str, names: Names) -> pa.Array:
     return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
 
 
-def label_sets(images: pa.Table, label_kind: str) -> pa.Array:
-    """Returns the labels of each image, list<string>[images]; an empty list for none."""
+def label_sets(images: pa.Table, label_kind: str) -> tuple[pa.Array, pa.Array]:
+    """Returns the labels of each image, and the class names in its annotations, both list<string>[images].
+
+    Args:
+      images: `EXAMINED` or `IMAGES` rows.
+      label_kind: one of `types.LABEL_KINDS`; with `none`, no image has labels.
+    """
+    count = len(images)
+    none = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.string()))
+    own, annotated = none, none
     if label_kind == "single":
-        return pa.ListArray.from_arrays(np.arange(len(images) + 1, dtype=np.int32), images["label"].combine_chunks())
-    if label_kind == "none":
-        return pa.ListArray.from_arrays(np.zeros(len(images) + 1, np.int32), pa.array([], pa.string()))
-    return pa.array([labels for labels, _ in _label_pairs(images["annotations"])], pa.list_(pa.string()))
+        own = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), images["label"].combine_chunks())
+    if not pc.all(pc.equal(images["annotations"], "")).as_py():
+        pairs = list(_label_pairs(images["annotations"]))
+        annotated = pa.array([labels + objects for labels, objects in pairs], pa.list_(pa.string()))
+        if label_kind == "multi":
+            own = pa.array([labels for labels, _ in pairs], pa.list_(pa.string()))
+    return own, annotated
 
 
 def _label_pairs(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -11,39 +13,35 @@ import pyarrow.compute as pc
 
 from beam_jobs.dataset import lookup, schemas, shards
 from beam_jobs.dataset.lookup import Leak
-from beam_jobs.dataset.manifest import ChannelStatistics
+from beam_jobs.dataset.schemas import Float32Changes
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning import splits
-from beam_jobs.planning.image_tables import ImageTables, find_sets, open_tables
+from beam_jobs.planning import duplicates, near_duplicates, splits
+from beam_jobs.planning.image_tables import Facts, ImageTables, open_tables
 from beam_jobs.planning.labels import label_indices, vocabulary
+from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.rejects import Reject
 
+_NO_SPLIT = -1
+_DROPPED_ROWS = 1 << 16  # per row group
 _MAX_EXAMPLES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """One split.
+    """The new images of one split.
 
     Attributes:
       name: name of the split.
-      images: `PLANNED` rows, in the order in which they are written.
-      edges: first row of each shard, and the number of rows; shard i consists of rows `[edges[i], edges[i + 1])`.
+      images: number of images.
+      bytes: estimated size of their records, in bytes.
+      shards: their rows, in the order in which they are written; none for a split to which nothing is added.
     """
 
     name: str
-    images: pa.Table
-    edges: tuple[int, ...]
-
-    @property
-    def shard_count(self) -> int:
-        """Number of shards; 0 for a split to which nothing is added."""
-        return len(self.edges) - 1
-
-    def shard(self, index: int) -> pa.Table:
-        """Returns the rows of one shard."""
-        return self.images.slice(self.edges[index], self.edges[index + 1] - self.edges[index])
+    images: int
+    bytes: int
+    shards: tuple[PlannedShard, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Plan:
     Attributes:
       labels: class names; the index is the label. Names of an existing dataset come first, new names follow, sorted.
       splits: one plan per split, in the order of the options; new images only.
-      dropped: `PLANNED` rows of the new images that the policies leave out.
+      dropped: the new images that the policies leave out, as a split without a name.
       near_dropped: number of dropped images that resemble another image without being a copy.
       rejects: images that have the key of another image.
       existing: `IMAGES` rows of the dataset that is added to, with clusters that include the new images.
@@ -67,11 +65,13 @@ class Plan:
         similar images have joined different images.
       near_unsearched: number of images that were not compared with every candidate; see `near_duplicates`.
       leaks: sets of related images that lie in several splits; each contains a new image.
+      float32_changes: user column -> counts of the numbers that float32 changes, of all images in shards.
+      mask_values: class indices in the masks of the new images in shards.
     """
 
     labels: tuple[str, ...]
     splits: tuple[SplitPlan, ...]
-    dropped: pa.Table
+    dropped: SplitPlan
     near_dropped: int
     rejects: tuple[Reject, ...]
     existing: pa.Table
@@ -84,11 +84,14 @@ class Plan:
     near_largest: int
     near_unsearched: int
     leaks: tuple[Leak, ...]
+    float32_changes: Mapping[str, Float32Changes]
+    mask_values: frozenset[int]
 
 
 def make_plan(
-    examined: pa.Table,
+    facts: Facts,
     options: IngestOptions,
+    directory: str,
     label_kind: str = "single",
     existing: pa.Table | None = None,
     labels: Sequence[str] = (),
@@ -100,10 +103,11 @@ def make_plan(
     a policy keeps one image per set.
 
     Args:
-      examined: `EXAMINED` rows, in any order.
+      facts: reads the `EXAMINED` rows.
       options: splits, seed, shard size and policies.
+      directory: directory of the files of rows.
       label_kind: one of `types.LABEL_KINDS`.
-      existing: `IMAGES` rows of the dataset that is added to, without keys of `examined`; None for a new dataset.
+      existing: `IMAGES` rows of the dataset that is added to, without keys of `facts`; None for a new dataset.
       labels: class names of that dataset; they keep their indices.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
@@ -113,41 +117,38 @@ def make_plan(
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
-    with open_tables(examined, existing, options.seed, label_kind, spill) as (tables, rejects):
+    with open_tables(facts, existing, options, label_kind, spill) as (tables, rejects):
         _check_options(tables.old, options, label_kind, labels)
-        find_sets(tables, options)
+        duplicates.find_sets(tables, options)
         splits.assign(tables, options)
-        rows = [tables.query(_SPLIT, index=index) for index in range(len(options.splits))]
-        dropped = tables.query(_DROPPED)
-        old = _existing(tables)
-        counts = {name: tables.number(statement) for name, statement in _COUNTS.items()}
-        duplicate_sets = tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist()
         leaks = _leaks(tables, options)
-        new = tables.column(_NEW) if rejects else None
-    # After the block: the images of all splits together are as large as the database.
-    labelled = examined if new is None else tables.take_new(("label", "annotations"), new)
-    names = vocabulary(labelled, label_kind, labels)
-    return Plan(
-        labels=names,
-        splits=tuple(
-            _split_plan(name, tables, split_rows, names, options)
-            for name, split_rows in zip(options.splits, rows, strict=True)
-        ),
-        dropped=_planned(tables, dropped, names),
-        rejects=rejects,
-        existing=old,
-        duplicate_sets=tuple(map(tuple, duplicate_sets)),
-        leaks=leaks,
-        **counts,
-    )
+        names = vocabulary(tables.query(_CLASSES)["name"].to_pylist(), labels)
+        rows = _PlannedRows(tables, options, directory, names)
+        return Plan(
+            labels=names,
+            splits=rows.splits,
+            dropped=rows.dropped,
+            rejects=rejects,
+            existing=_existing(tables),
+            duplicate_sets=tuple(map(tuple, tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist())),
+            leaks=leaks,
+            float32_changes={name: item for name, item in sorted(rows.float32_changes.items()) if item.changed},
+            mask_values=frozenset(rows.mask_values),
+            **{name: tables.number(statement) for name, statement in _COUNTS.items()},
+        )
 
 
-_NEW = "SELECT id FROM images WHERE is_new"
-_SPLIT = """
-    SELECT id, size, cluster, near_cluster FROM named JOIN assigned USING (id)
-    WHERE is_new AND assigned.split = $index ORDER BY order_hash, key"""
-_DROPPED = """
-    SELECT id, cluster, near_cluster FROM named WHERE is_new AND (is_surplus OR NOT is_first) ORDER BY key"""
+_CLASSES = "SELECT DISTINCT unnest(labels || annotated) AS name FROM images WHERE is_new"
+# Place -1 is that of the images that are in no split. Images of a split are ordered by hash, the others by key.
+_PLACED = """
+    CREATE TABLE placed AS
+    SELECT id, coalesce(assigned.split, -1) AS place, if(assigned.split IS NULL, 0, order_hash) AS position,
+        cluster, near_cluster, size
+    FROM named LEFT JOIN assigned USING (id) WHERE is_new"""
+_TOTALS = "SELECT place, count(*) AS images, sum(size)::BIGINT AS bytes FROM placed GROUP BY place"
+_ROWS = """
+    SELECT facts.* EXCLUDE (id, order_hash, content_hash, thumbnail), placed.* EXCLUDE (id)
+    FROM facts JOIN placed USING (id) ORDER BY place, position, key"""
 _EXISTING = "SELECT cluster, near_cluster FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
     "clusters": "SELECT count(DISTINCT content) FROM copies",
@@ -165,27 +166,13 @@ _DUPLICATE_SETS = """
     SELECT list(key ORDER BY key)[:$most] AS keys FROM copies JOIN images USING (id)
     GROUP BY content ORDER BY min(key) LIMIT $most"""
 _HAS_PLACES = "SELECT count(*) FROM images WHERE written OR (is_new AND split <> '')"
-_PLACES = """
-    SELECT key, group_name AS group, coalesce($names[assigned.split + 1], '') AS split, cluster, near_cluster AS near,
-        is_new
-    FROM named LEFT JOIN assigned USING (id) ORDER BY is_new, key"""
-
-
-def channel_statistics(split: str, images: pa.Table) -> ChannelStatistics:
-    """Pools the moments of each image into those of all pixels, weighted by pixels.
-
-    With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
-    """
-    pixels = (images["height"].to_numpy() * images["width"].to_numpy()).astype(np.float64)[:, None]
-    mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
-    second = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
-    pooled_mean = (pixels * mean).sum(0) / pixels.sum()
-    pooled_var = np.maximum((pixels * second).sum(0) / pixels.sum() - pooled_mean**2, 0)
-    return ChannelStatistics(
-        split=split,
-        mean_rgb=tuple(float(value) for value in pooled_mean),
-        std_rgb=tuple(float(value) for value in np.sqrt(pooled_var)),
-    )
+_LEAKS = """
+    WITH members AS (
+        SELECT {column} AS name, assigned.split, key, is_new FROM named JOIN assigned USING (id) WHERE {column} <> ''),
+    leaks AS (SELECT name FROM members GROUP BY name HAVING min(split) < max(split) AND bool_or(is_new))
+    SELECT name, $names[split + 1] AS split, arg_min(key, (is_new, key)) AS key FROM members JOIN leaks USING (name)
+    GROUP BY ALL ORDER BY name, split"""
+_LEAK_COLUMNS = {"cluster": "cluster", "group": "group_name", "near": "near_cluster"}
 
 
 def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
@@ -204,15 +191,88 @@ def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, label
 def _leaks(tables: ImageTables, options: IngestOptions) -> tuple[Leak, ...]:
     if not tables.number(_HAS_PLACES):
         return ()  # every unit is in one split
-    places = tables.query(_PLACES, names=list(options.splits))
-    is_new = places["is_new"].to_numpy()
-    leaks = tuple(lookup.find_leaks(places, lookup.select_leak_kinds(options.near_duplicates), is_new))
+    leaks = []
+    for kind in lookup.select_leak_kinds(options.near_duplicates):
+        rows = tables.query(_LEAKS.format(column=_LEAK_COLUMNS[kind]), names=list(options.splits)).to_pylist()
+        for name, members in itertools.groupby(rows, itemgetter("name")):
+            keys = {member["split"]: member["key"] for member in members}
+            leaks.append(Leak(kind=lookup.LEAK_KINDS[kind], name=name, keys=keys))
     if leaks and options.split_conflicts == "refuse":
         raise SplitConflict(
             f"{lookup.leak_sentence(leaks)}; correct the split column or the groups, leave such images out, or set "
             "--split-conflicts report"
         )
-    return leaks
+    return tuple(leaks)
+
+
+class _PlannedRows:
+    """The rows of the new images, written to files.
+
+    Attributes:
+      splits: plan of each split.
+      dropped: the images that are in no split.
+      float32_changes: see `Plan`.
+      mask_values: see `Plan`.
+    """
+
+    def __init__(self, tables: ImageTables, options: IngestOptions, directory: str, labels: tuple[str, ...]) -> None:
+        self._tables, self._labels = tables, labels
+        self.float32_changes: dict[str, Float32Changes] = {}
+        self.mask_values: set[int] = set()
+        written = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
+        for chunk in written["extra"].chunks:
+            schemas.count_float32_changes(self.float32_changes, chunk.to_pylist())
+        tables.run(_PLACED)
+        totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
+        for place, name in enumerate(options.splits):
+            if place not in totals and not len(tables.old):
+                raise _empty_split(name, options)
+        rows_by_place = {}
+        for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
+            images, size = totals[place]
+            count = -(-images // _DROPPED_ROWS) if place == _NO_SPLIT else _shard_count(images, size, options)
+            name = "dropped" if place == _NO_SPLIT else list(options.splits)[place]
+            rows = ShardRows(directory, name, shards.Cutter(images, size, count), labels)
+            for _, part, sizes in parts:
+                rows.add(part, sizes)
+            rows_by_place[place] = rows.close()
+        self.dropped, *splits = (
+            SplitPlan(name=name, images=images, bytes=size, shards=rows_by_place.get(place, ()))
+            for place, name in enumerate(("", *options.splits), start=_NO_SPLIT)
+            for images, size in [totals.get(place, (0, 0))]
+        )
+        self.splits = tuple(splits)
+
+    def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
+        """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
+        self._tables.register_facts()
+        for batch in self._tables.batches(_ROWS):
+            table = pa.Table.from_batches([batch])
+            places = table["place"].to_numpy()
+            starts = near_duplicates.run_starts(places).tolist()
+            for start, end in itertools.pairwise([*starts, len(table)]):
+                part = table.slice(start, end - start)
+                rows = self._planned(part)
+                if places[start] != _NO_SPLIT:
+                    self._count(rows)
+                yield int(places[start]), rows, part["size"].to_numpy()
+
+    def _planned(self, rows: pa.Table) -> pa.Table:
+        columns = {
+            **{name: rows[name] for name in rows.column_names if name in schemas.PLANNED.names},
+            "near": rows["near_cluster"],
+            "label_index": label_indices(rows, self._tables.label_kind, self._labels),
+        }
+        return pa.table({name: columns[name] for name in schemas.PLANNED.names}).cast(schemas.PLANNED)
+
+    def _count(self, rows: pa.Table) -> None:
+        schemas.count_float32_changes(self.float32_changes, rows["extra"].to_pylist())
+        cells = pc.unique(rows["mask_values"]).to_pylist()
+        self.mask_values |= {int(value) for cell in cells for value in cell.split()}
+
+
+def _shard_count(images: int, size: int, options: IngestOptions) -> int:
+    return min(options.shards or shards.shard_count(size, images, options.shard_mb * 1e6), images)
 
 
 def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
@@ -222,26 +282,6 @@ def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
             "larger share in --splits, or add groups"
         )
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
-
-
-def _split_plan(
-    name: str, tables: ImageTables, rows: pa.Table, labels: Sequence[str], options: IngestOptions
-) -> SplitPlan:
-    if not len(rows) and not len(tables.old):
-        raise _empty_split(name, options)
-    planned = _planned(tables, rows, labels)
-    if not len(rows):
-        return SplitPlan(name=name, images=planned, edges=(0,))
-    sizes = rows["size"].to_numpy()
-    count = options.shards or shards.shard_count(int(sizes.sum()), len(sizes), options.shard_mb * 1e6)
-    return SplitPlan(name=name, images=planned, edges=tuple(shards.cut(sizes.tolist(), min(count, len(sizes)))))
-
-
-def _planned(tables: ImageTables, rows: pa.Table, labels: Sequence[str]) -> pa.Table:
-    """Returns the `PLANNED` rows of new images, given their `id`, `cluster` and `near_cluster`."""
-    planned = tables.take_new(tables.new.column_names, rows["id"].to_numpy())
-    derived = [rows["cluster"], rows["near_cluster"], label_indices(planned, tables.label_kind, tuple(labels))]
-    return pa.table([*planned.columns, *derived], schema=schemas.PLANNED)
 
 
 def _existing(tables: ImageTables) -> pa.Table:

@@ -78,7 +78,7 @@ def assign(tables: ImageTables, options: IngestOptions) -> None:
     Stratified splits, unlike splits by hash, move images when a class grows.
 
     Args:
-      tables: the images, after `find_sets`.
+      tables: the images, after `duplicates.find_sets`.
       options: splits, shares, seed and policies.
     """
     names, count = list(options.splits), len(options.splits)
@@ -205,9 +205,8 @@ def _others(tables: ImageTables) -> Mapping[str, Sequence[tuple[int, str, int]]]
 
 def _class_units(tables: ImageTables) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields the name, the hashes of the units in ascending order, and their sizes in images, of each class."""
-    reader = tables.batches(_UNITS_BY_CLASS)
     pending: list[pa.RecordBatch] = []
-    for batch in reader:
+    for batch in tables.batches(_UNITS_BY_CLASS):
         names = batch.column(0)
         changes = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]

@@ -18,7 +18,7 @@ import google_crc32c
 
 from beam_jobs import storage
 from beam_jobs.common.system import Progress, chunk_size, chunks_by_size, local_progress, map_chunks, map_ordered
-from beam_jobs.dataset import schemas
+from beam_jobs.dataset import schemas, shards
 from beam_jobs.errors import BadImage, Fault, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.images.annotations import check_annotations
@@ -90,6 +90,7 @@ class ExamineTask:
       pixels: conversion of the pixels.
       facts: `all` or `basic`.
       threads: number of threads.
+      seed: seed of the hashes in the facts.
       reject_unreadable: whether unreadable images are rejected, until the next run.
     """
 
@@ -98,6 +99,7 @@ class ExamineTask:
     pixels: PixelOptions
     facts: str
     threads: int
+    seed: int = 0
     reject_unreadable: bool = False
 
 
@@ -188,6 +190,7 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
             if not task.reject_unreadable:
                 raise error
             write_unread_note(bucket, task, error)  # before the seal, for the next run
+        add_hashes(good, task.seed)
         files = {spool_name: spool.size} if spool.size else {}
         for kind, rows, schema in ((_FACTS, good, schemas.EXAMINED), (_REJECTS, rejects, schemas.REJECTS)):
             name = attempt.name(f"{kind}{bucket.name}", ".parquet")
@@ -195,6 +198,19 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
         counts = {"good": len(good), "rejected": len(rejects), "bytes": read}
         winner = attempt.seal({**counts, "files": files}, partial(_load_outcome, work, bucket))
     return winner or Examined(**counts, resumed=False)
+
+
+def add_hashes(rows: list[dict[str, Any]], seed: int) -> None:
+    """Adds to `EXAMINED` rows the hashes that decide the order of the images and their splits."""
+    for name, purpose, text in (("order_hash", shards.ORDER, "key"), ("content_hash", shards.SPLIT, "sha256")):
+        hashes = shards.hashes64(purpose, seed, (row[text] for row in rows))
+        for row, value in zip(rows, hashes.tolist(), strict=True):
+            row[name] = value
+
+
+def count_good(work: str, bucket: Bucket) -> int:
+    """Returns the number of images with facts of a finished bucket; see `_sealed_path` for errors."""
+    return int(resume.read_checked(_marker_path(work, bucket))["good"])
 
 
 def sweep(work: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,13 +21,15 @@ from beam_jobs.dataset import manifest, schemas, shards, tfds_metadata
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning.plan import Plan, SplitPlan, channel_statistics
+from beam_jobs.planning.plan import Plan
 from beam_jobs.rejects import Reject
 from beam_jobs.stages import append
 from beam_jobs.stages.append import ExistingDataset
-from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
+from beam_jobs.stages.write import ShardTask, load_sidecar, shard_path, sidecar_path
 from beam_jobs.types import EXTRA_TYPES
 
+_ROW_GROUP = 1 << 16  # rows of `images.parquet`
+_OPTIONAL_PARTS = ("objects", "mask", "weight")
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 
@@ -84,22 +88,31 @@ def publish(
       FileNotFoundError: another process removed files of the output; nothing is published.
     """
     check_unpublished(options.out)
-    sidecars = {(task.split, task.index): _check_shard(options.out, source_facts.work, task) for task in tasks}
-    images = _images(plan, sidecars, source_facts)
-    splits = {split.name: _split_info(split, sidecars, source_facts) for split in plan.splits}
-    counts = _counts(plan, rejects, source_facts.images)
-    if source_facts.existing:
-        totals = {split.name: source_facts.shards_before(split.name) + split.shard_count for split in plan.splits}
-        append.link_shards(source_facts.existing, options.out, totals)
-        splits = append.merge_splits(source_facts.existing, splits, totals)
-        images = pa.concat_tables([plan.existing, images])
-        rejects = append.merge_rejects(source_facts.existing, rejects, source_facts.keys)
-        counts = append.merge_counts(source_facts.existing, counts, rejects)
+    existing, work = source_facts.existing, source_facts.work
+    new_shards: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
+    for task in tasks:
+        new_shards[task.split].append(_check_shard(options.out, work, task))
+    totals = {name: source_facts.shards_before(name) + len(new) for name, new in new_shards.items()}
+    tally = _Tally(next(iter(existing.manifest.splits if existing else new_shards)))
+    scratch = storage.join(work, "tmp")
+    images = _images(plan, tasks, work, existing, tally, source_facts.label_kind)
+    with schemas.table_writer(storage.join(options.out, manifest.IMAGES_NAME), schemas.IMAGES, scratch) as write:
+        for rows in _row_groups(images):
+            tally.add(rows)
+            write(rows)
+    splits = {
+        name: SplitInfo(shards=tuple(new), classes=dict(sorted(tally.classes[name].items())))
+        for name, new in new_shards.items()
+    }
+    counts = _counts(plan, tally, rejects, source_facts.images)
+    if existing:
+        append.link_shards(existing, options.out, totals)
+        splits = append.merge_splits(existing, splits, totals)
+        rejects = append.merge_rejects(existing, rejects, source_facts.keys)
+        counts = append.merge_counts(existing, counts, rejects)
     _remove_strays(options.out, splits)
-    scratch = storage.join(source_facts.work, "tmp")
-    schemas.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)
     schemas.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
-    tfds_files = _tfds_files(options, splits, plan.labels, images, source_facts.label_kind)
+    tfds_files = _tfds_files(options, splits, plan.labels, tally, source_facts.label_kind)
     for name, content in tfds_files.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
     result = Manifest(
@@ -110,7 +123,7 @@ def publish(
         labels=plan.labels,
         splits=splits,
         counts=counts,
-        channels=_channels(next(iter(splits)), images) if options.facts == "all" else None,
+        channels=tally.channels() if options.facts == "all" else None,
         producer=producer(),
         tables={
             name: storage.digest(storage.join(options.out, name))[1]
@@ -156,12 +169,12 @@ def dataset_options(options: IngestOptions) -> dict[str, Any]:
     return {name: value for name, value in options.to_json().items() if settings[name].field.scope != "run"}
 
 
-def _check_shard(out: str, work: str, task: ShardTask) -> Sidecar:
+def _check_shard(out: str, work: str, task: ShardTask) -> Shard:
     path = shard_path(out, task)
     with contextlib.suppress(OSError, ValueError):  # a file is missing, or the sidecar is damaged
         sidecar = load_sidecar(work, task)
         if storage.checksum(path) == sidecar.crc32c:
-            return sidecar
+            return Shard(name=task.name, records=sidecar.records, bytes=sidecar.bytes, sha256=sidecar.sha256)
     storage.remove(sidecar_path(work, task))  # so that the next run writes the shard again
     raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
 
@@ -181,28 +194,84 @@ def _check_complete(result: Manifest, out: str) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
+class _Tally:
+    """Counts and sums of the images of a dataset, for `dataset.json`, without the images.
+
+    Attributes:
+      parts: optional parts of records that occur: `objects`, `mask`, `weight`.
+      extra: user column -> type of its values.
+      classes: split -> class -> number of new images; an image of several classes counts in each.
+      normalised: joined reasons of a conversion -> number of new images.
+    """
+
+    def __init__(self, split: str) -> None:
+        """Starts without images.
+
+        Args:
+          split: split whose channels are measured.
+        """
+        self.parts: set[str] = set()
+        self.extra: dict[str, type] = {}
+        self.classes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.normalised: Counter[str] = Counter()
+        self._split = split
+        self._pixels, self._sum, self._squares = 0.0, np.zeros(3), np.zeros(3)
+
+    def add(self, images: pa.Table) -> None:
+        """Adds `IMAGES` rows, old and new."""
+        for item in map(schemas.parse_annotations, pc.unique(images["annotations"]).to_pylist()):
+            if item:
+                self.parts |= {name for name in _OPTIONAL_PARTS if getattr(item, name) is not None}
+        for text in pc.unique(images["extra"]).to_pylist():
+            for name, value in schemas.cell(text).items():
+                values = value if isinstance(value, list) else [value]
+                self.extra[name] = max([self.extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
+        self._add_moments(
+            images.filter(pc.and_(pc.equal(images["split"], self._split), pc.greater_equal(images["shard"], 0)))
+        )
+
+    def add_new(self, split: str, rows: pa.Table, label_kind: str) -> None:
+        """Adds the new images of a shard."""
+        self.normalised.update(rows.filter(pc.not_equal(rows["normalised"], ""))["normalised"].to_pylist())
+        if label_kind == "single":
+            self.classes[split].update(rows["label"].to_pylist())
+            return
+        for item in map(schemas.parse_annotations, rows["annotations"].to_pylist()):
+            if item and item.labels:
+                self.classes[split].update(item.labels)
+
+    def channels(self) -> ChannelStatistics:
+        """Pools the moments of each image into those of all pixels, weighted by pixels.
+
+        With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
+        """
+        mean = self._sum / self._pixels
+        variance = np.maximum(self._squares / self._pixels - mean**2, 0)
+        return ChannelStatistics(
+            split=self._split,
+            mean_rgb=tuple(float(value) for value in mean),
+            std_rgb=tuple(float(value) for value in np.sqrt(variance)),
+        )
+
+    def _add_moments(self, images: pa.Table) -> None:
+        pixels = (images["height"].to_numpy() * images["width"].to_numpy()).astype(np.float64)[:, None]
+        mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
+        second = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
+        self._pixels += pixels.sum()
+        self._sum += (pixels * mean).sum(0)
+        self._squares += (pixels * second).sum(0)
+
+
 def _tfds_files(
-    options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], images: pa.Table, label_kind: str
+    options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], tally: _Tally, label_kind: str
 ) -> dict[str, bytes]:
-    parts = {
-        name
-        for text in images["annotations"].to_pylist()
-        if (annotations := schemas.parse_annotations(text))
-        for name in ("objects", "mask", "weight")
-        if getattr(annotations, name) is not None
-    }
-    extra: dict[str, type] = {}
-    for text in set(images["extra"].to_pylist()) - {"{}"}:
-        for name, value in schemas.cell(text).items():
-            values = value if isinstance(value, list) else [value]
-            extra[name] = max([extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
     features = tfds_metadata.describe_features(
         label_kind=label_kind,
         labels=len(labels),
         raw=options.pixels.policy == "raw",
         channel_statistics=options.facts == "all",
-        parts=frozenset(parts),
-        extra=extra,
+        parts=frozenset(tally.parts),
+        extra=tally.extra,
     )
     return tfds_metadata.files(splits, labels, features, _source_name(options.source))
 
@@ -220,22 +289,33 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
             storage.remove_tree(directory)
 
 
-def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar], source_facts: SourceFacts) -> pa.Table:
-    parts = [_image_rows(plan.dropped, "", -1, [-1] * len(plan.dropped))]
-    for split in plan.splits:
-        first = source_facts.shards_before(split.name)
-        for index in range(split.shard_count):
-            offsets = list(sidecars[split.name, first + index].offsets)
-            parts.append(_image_rows(split.shard(index), split.name, first + index, offsets))
-    return pa.concat_tables(parts)
+def _images(
+    plan: Plan, tasks: Sequence[ShardTask], work: str, existing: ExistingDataset | None, tally: _Tally, label_kind: str
+) -> Iterator[pa.Table]:
+    """Yields the `IMAGES` rows of a dataset: the old ones, the dropped ones, then shard after shard."""
+    if existing:
+        yield plan.existing
+    for part in plan.dropped.shards:
+        yield _image_rows(part.read(), "", -1, [-1] * part.images)
+    for task in tasks:
+        rows = task.rows.read()
+        tally.add_new(task.split, rows, label_kind)
+        yield _image_rows(rows, task.split, task.index, load_sidecar(work, task).offsets)
 
 
-def _channels(split: str, images: pa.Table) -> ChannelStatistics:
-    written = pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0))
-    return channel_statistics(split, images.filter(written))
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields the rows of tables as tables of about `_ROW_GROUP` rows, at least one table."""
+    pending = [schemas.IMAGES.empty_table()]
+    for table in tables:
+        pending.append(table)
+        if sum(map(len, pending)) >= _ROW_GROUP:
+            yield pa.concat_tables(pending)
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending)
 
 
-def _image_rows(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> pa.Table:
+def _image_rows(rows: pa.Table, split: str, shard: int, offsets: Sequence[int]) -> pa.Table:
     count = len(rows)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in schemas.IMAGES.names}
     columns["split"] = pa.array([split] * count, pa.string())
@@ -244,43 +324,18 @@ def _image_rows(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> p
     return pa.table(columns).cast(schemas.IMAGES)
 
 
-def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar], source_facts: SourceFacts) -> SplitInfo:
-    """Describes the new shards of a split."""
-    first = source_facts.shards_before(split.name)
-    count = first + split.shard_count
-    return SplitInfo(
-        shards=tuple(
-            Shard(
-                name=shards.shard_name(index, count),
-                records=sidecars[split.name, index].records,
-                bytes=sidecars[split.name, index].bytes,
-                sha256=sidecars[split.name, index].sha256,
-            )
-            for index in range(first, count)
-        ),
-        classes=dict(sorted(_count_classes(split.images, source_facts.label_kind).items())),
-    )
-
-
-def _count_classes(rows: pa.Table, label_kind: str) -> Counter[str]:
-    """Returns class -> number of images; an image of several classes counts in each."""
-    if label_kind == "single":
-        return Counter(rows["label"].to_pylist())
-    annotations = (schemas.parse_annotations(text) for text in rows["annotations"].to_pylist())
-    return Counter(name for item in annotations if item and item.labels for name in item.labels)
-
-
-def _counts(plan: Plan, rejects: pa.Table, total: int) -> ImageCounts:
-    written = pa.concat_tables([split.images for split in plan.splits])
-    reasons = written.filter(pc.not_equal(written["normalised"], ""))["normalised"].to_pylist()
+def _counts(plan: Plan, tally: _Tally, rejects: pa.Table, total: int) -> ImageCounts:
+    normalised: Counter[str] = Counter()
+    for joined, count in tally.normalised.items():
+        normalised.update(dict.fromkeys(joined.split("+"), count))
     return ImageCounts(
         found=total,
-        written=len(written),
+        written=sum(split.images for split in plan.splits),
         rejects=reason_counts(rejects),
-        normalised=dict(Counter(reason for joined in reasons for reason in joined.split("+")).most_common()),
+        normalised=dict(normalised.most_common()),
         duplicate_clusters=plan.clusters,
         duplicate_images=plan.cluster_images,
-        duplicates_dropped=len(plan.dropped) - plan.near_dropped,
+        duplicates_dropped=plan.dropped.images - plan.near_dropped,
         near_clusters=plan.near_clusters,
         near_images=plan.near_images,
         near_dropped=plan.near_dropped,

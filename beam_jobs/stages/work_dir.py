@@ -7,13 +7,10 @@ import os
 import re
 from collections.abc import Iterator
 
-import pyarrow.compute as pc
-
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, shards, tfds_metadata
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning.image_tables import RECORD_OVERHEAD_BYTES
 from beam_jobs.planning.plan import Plan
 from beam_jobs.stages.publish import occupied_message
 from beam_jobs.stages.scan import Scan
@@ -208,10 +205,7 @@ def bytes_to_write(options: IngestOptions, plan: Plan) -> int:
     """Returns an estimate of the bytes of shards that remain to be written; 0 for a remote output."""
     if storage.is_remote(options.out):
         return 0
-    planned = sum(
-        (pc.sum(split.images["bytes"]).as_py() or 0) + RECORD_OVERHEAD_BYTES * len(split.images)
-        for split in plan.splits
-    )
+    planned = sum(split.bytes for split in plan.splits)
     return max(0, planned - _written_bytes(options.out))
 
 

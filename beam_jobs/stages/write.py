@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
@@ -28,6 +27,7 @@ from beam_jobs.images.annotations import record_objects
 from beam_jobs.images.normalise import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.planning.plan import Plan
+from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
 from beam_jobs.stages import resume
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
@@ -108,8 +108,6 @@ class Sink:
 
 
 DIRECTORY = "written"  # in the work directory
-# Columns that determine the bytes of a record, besides the options.
-_DIGESTED = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +118,14 @@ class ShardTask:
       split: name of the split.
       index: index of the shard in its split.
       count: number of shards of the split.
-      plan_path: Parquet file of its `PLANNED` rows.
+      rows: its `PLANNED` rows.
       digest: digest of those rows and of everything else that determines the bytes of the shard.
     """
 
     split: str
     index: int
     count: int
-    plan_path: str
+    rows: PlannedShard
     digest: str
 
     @property
@@ -203,26 +201,21 @@ class Failure(NamedTuple):
     passing: bool
 
 
-def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, int] | None = None) -> list[ShardTask]:
-    """Writes the rows of every planned shard into `directory` and returns the units of work.
+def shard_tasks(plan: Plan, salt: str, existing: Mapping[str, int] | None = None) -> list[ShardTask]:
+    """Returns the units of work.
 
     Args:
       plan: the plan.
-      directory: directory of the files of rows.
       salt: text of everything else that determines the bytes: options and library versions.
       existing: split -> number of existing shards; the numbers of new shards follow theirs.
     """
     tasks = []
     for split in plan.splits:
         first = (existing or {}).get(split.name, 0)
-        count = first + split.shard_count
-        for index in range(first, count):
-            rows = split.shard(index - first)
-            digest = _digest(rows, salt, plan.labels)
-            # The name contains the digest, because workers of an earlier run may still read their plan.
-            path = storage.join(directory, f"{split.name}-{index:05d}-{digest[:16]}.parquet")
-            schemas.write_table(path, rows, durable=False)  # every run writes it again
-            tasks.append(ShardTask(split=split.name, index=index, count=count, plan_path=path, digest=digest))
+        count = first + len(split.shards)
+        for index, rows in enumerate(split.shards, start=first):
+            digest = hashlib.sha256(f"{salt} {rows.digest}".encode()).hexdigest()
+            tasks.append(ShardTask(split=split.name, index=index, count=count, rows=rows, digest=digest))
     return tasks
 
 
@@ -268,7 +261,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     if sealed := _load_written(shard, task):
         local_progress.add(Progress(sealed.records, 0, 0))
         return False
-    table = schemas.read(shard.plan_path)
+    table = shard.rows.read()
     rows = table.to_pylist()
     chunk = chunk_size(pc.mean(table["bytes"]).as_py())
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
@@ -429,12 +422,3 @@ def _objects(
     if annotations is None or annotations.objects is None:
         return None
     return record_objects(annotations, geometry(pixels, facts.source_height, facts.source_width), indices)
-
-
-def _digest(rows: pa.Table, salt: str, labels: tuple[str, ...]) -> str:
-    hasher = hashlib.sha256(salt.encode())
-    for name in _DIGESTED:
-        hasher.update(repr(rows[name].to_pylist()).encode())
-    if pc.any(pc.not_equal(rows["annotations"], "")).as_py():  # annotations name classes, without their indices
-        hasher.update(repr(labels).encode())
-    return hasher.hexdigest()

@@ -40,12 +40,12 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
     for bucket in scanned.buckets:
         examine_bucket(bucket, examine_task)
     paths = [facts_path(str(work), bucket) for bucket in scanned.buckets]
-    plan = make_plan(schemas.concat(paths, schemas.EXAMINED), OPTIONS)
+    plan = make_plan(lambda names: (schemas.read(path, names) for path in paths), OPTIONS, str(work / "plan"))
     return Stages(
         scanned=scanned,
         examine_task=examine_task,
         plan=plan,
-        shards=shard_tasks(plan, str(work / "plan"), "salt"),
+        shards=shard_tasks(plan, "salt"),
         task=WriteTask(reader=reader, out=str(tmp_path / "out"), labels=plan.labels, threads=2),
     )
 

@@ -20,6 +20,7 @@ from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
@@ -89,7 +90,9 @@ def payloads(directory: Path) -> list[str]:
     reader = Reader(base="gs://photos/all", max_bytes=1, work="gs://photos/out/_work")
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=1)
     write = WriteTask(reader=reader, out="gs://photos/out")
-    shard = ShardTask(split="train", index=0, count=1, plan_path="plan", digest="0")
+    shard = ShardTask(
+        split="train", index=0, count=1, rows=PlannedShard(path="plan", row_group=0, images=1, digest="0"), digest="0"
+    )
     files = []
     for stage in (ExamineBuckets((Bucket(path="refs", name="0"),), examine), WriteShards((shard,), write)):
         pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))

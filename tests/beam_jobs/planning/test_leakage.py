@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.dataset import schemas
 from beam_jobs.planning.near_duplicates import bit_count
-from beam_jobs.planning.plan import make_plan
+from tests.beam_jobs.loaded_plan import make_plan
 from tests.beam_jobs.make_rows import make_options, sha
 
 OLD, ADDED = 100_000, 10_000
@@ -57,12 +57,14 @@ def world() -> World:
         "group": [f"patient {name}" if name >= 0 else "" for name in group],
         "sha256": [sha(str(number)) for number in content],
         "dhash": hashes,
+        "extra": ["{}"] * count,
         "bytes": random.integers(20_000, 200_000, count),
         "mean_rgb": [[100.0, 100.0, 100.0]] * count,
         "var_rgb": [[1.0, 1.0, 1.0]] * count,
     }
     for field in schemas.EXAMINED:
-        columns.setdefault(field.name, pa.repeat("" if field.type == pa.string() else 64, count))
+        default = {pa.string(): "", pa.binary(): b""}.get(field.type, 64)
+        columns.setdefault(field.name, pa.repeat(default, count))
     table = pa.table({name: columns[name] for name in schemas.EXAMINED.names}).cast(schemas.EXAMINED)
     return World(original=original, is_copy=is_copy, is_alike=is_alike, group=group, table=table)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs.planning.plan import make_plan
+from tests.beam_jobs.loaded_plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 HALVES = make_options(splits={"train": 1, "eval": 1})

@@ -14,8 +14,8 @@ import pytest
 from beam_jobs.errors import DiskError, EmptySplit
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.image_tables import open_tables
-from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations
+from tests.beam_jobs.loaded_plan import facts_of, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 EVERYTHING = make_options(splits={"all": 1})
@@ -155,7 +155,7 @@ def test_ctrl_c_ends_a_query():
 def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
     program = (
         "import os\n"
-        "from beam_jobs.planning.plan import make_plan\n"
+        "from tests.beam_jobs.loaded_plan import make_plan\n"
         "from tests.beam_jobs.make_rows import examined, make_options, many\n"
         "if child := os.fork(): print(os.waitpid(child, 0)[1])\n"
         "else: make_plan(examined(*many(40)), make_options())\n"
@@ -175,7 +175,7 @@ def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:
-    with open_tables(examined(*many(1)), None, 0, "single", spill) as (images, _):
+    with open_tables(facts_of([examined(*many(1))], 0), None, make_options(), "single", spill) as (images, _):
         images.run(limits or "SELECT 1")
         before()
         images.number(statement)

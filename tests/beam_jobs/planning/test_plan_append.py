@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import OptionError, SplitConflict
-from beam_jobs.planning import image_tables
-from beam_jobs.planning.plan import make_plan
+from tests.beam_jobs.loaded_plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 HALVES = make_options(splits={"train": 1, "eval": 1})
@@ -190,15 +189,3 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
     if near != "group" and not any(ref.group for ref, _ in images):  # or they may tie what was apart before
         written = [row for row in after.to_pylist() if row["shard"] >= 0]
         assert len({(row["sha256"], row["split"]) for row in written}) == len({row["sha256"] for row in written})
-
-
-def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(image_tables, "_MAX_STRING_BYTES", 1)
-    monkeypatch.setattr(image_tables, "_PIECE", 7)
-    table = examined(*many(40))
-    places = np.random.default_rng(0).permutation(40)
-    taken = image_tables.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
-    assert taken["key"].num_chunks == 6
-    assert taken.to_pylist() == table.take(pa.array(places)).to_pylist()
-    assert taken.schema == schemas.EXAMINED
-    assert image_tables.take(table, places[:0]).to_pylist() == []

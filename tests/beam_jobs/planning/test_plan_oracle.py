@@ -20,7 +20,7 @@ import pytest
 from beam_jobs.errors import EmptySplit
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.planning.plan import Plan, make_plan
+from tests.beam_jobs.loaded_plan import LoadedPlan, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
 from tests.beam_jobs.planning.test_plan_append import published
 from tests.make_images import crop, encode
@@ -220,7 +220,7 @@ def options_of(drawn: random.Random) -> IngestOptions:
     )
 
 
-def plan_of(images: list[Image], options: IngestOptions, before: Plan | None = None) -> Plan:
+def plan_of(images: list[Image], options: IngestOptions, before: LoadedPlan | None = None) -> LoadedPlan:
     """Plans the new images, as an addition to the dataset of an earlier plan when there is one."""
     rows = [
         (
@@ -242,11 +242,11 @@ def plan_of(images: list[Image], options: IngestOptions, before: Plan | None = N
     return make_plan(examined(*rows), options, existing=published(before), labels=before.labels)
 
 
-def places_of(plan: Plan) -> dict[str, str]:
+def places_of(plan: LoadedPlan) -> dict[str, str]:
     return {key: split.name for split in plan.splits for key in split.images["key"].to_pylist()}
 
 
-def leaks_of(plan: Plan) -> set[tuple[str, frozenset[str]]]:
+def leaks_of(plan: LoadedPlan) -> set[tuple[str, frozenset[str]]]:
     return {(leak.kind, frozenset(leak.keys)) for leak in plan.leaks}
 
 

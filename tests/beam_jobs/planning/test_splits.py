@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
 from beam_jobs.planning import splits
-from beam_jobs.planning.image_tables import find_sets, open_tables
+from beam_jobs.planning.duplicates import find_sets
+from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
+from tests.beam_jobs.loaded_plan import facts_of
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, sha
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
@@ -20,7 +22,7 @@ THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 def query(rows, options, column: str, table: str, label_kind: str = "single") -> list:
     """Returns a column of a table after the splits are assigned, in the order of the rows."""
-    with open_tables(examined(*rows), None, options.seed, label_kind) as (images, _):
+    with open_tables(facts_of([examined(*rows)], options.seed), None, options, label_kind) as (images, _):
         find_sets(images, options)
         splits.assign(images, options)
         return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()

@@ -11,6 +11,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
 from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import machine_cores
@@ -70,7 +71,12 @@ def stages(images: int, image_bytes: int = 100_000, work: str = WORK) -> list[be
             split="train",
             index=number,
             count=count,
-            plan_path=f"{work}/plan/train-{number:05d}.parquet",
+            rows=PlannedShard(
+                path=f"{work}/plan/train-{number:05d}-{digest(number)[:16]}.parquet",
+                row_group=0,
+                images=2048,
+                digest=digest(number),
+            ),
             digest=digest(number),
         )
         for number in range(count)

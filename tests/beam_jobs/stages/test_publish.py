@@ -20,6 +20,7 @@ from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations
 from tests.beam_jobs import kill
 from tests.beam_jobs.conftest import OPTIONS
+from tests.beam_jobs.loaded_plan import change_rows, load, set_column
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
 from tests.make_images import flipped
@@ -73,7 +74,7 @@ def test_of_an_output_that_is_removed_meanwhile_nothing_is_published(written):
 
 def test_channel_statistics_are_those_of_the_pixels_of_the_first_split(written, photos):
     channels = publish_it(written).channels
-    keys = written.plan.splits[0].images["key"].to_pylist()
+    keys = load(written.plan.splits[0]).images["key"].to_pylist()
     pixels = np.concatenate([decode_rgb((photos / key).read_bytes()).numpy().reshape(-1, 3) for key in keys])
     assert channels.split == "train"
     np.testing.assert_allclose(channels.mean_rgb, pixels.mean(0), rtol=1e-4)
@@ -128,20 +129,23 @@ def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm
 def with_column(stages, name, values):
     """Puts values, by key, into a column of the plan; the rest of the rows keep theirs."""
 
-    def changed(images):
-        rows = zip(images["key"].to_pylist(), images[name].to_pylist(), strict=True)
-        column = [values.get(key, before) for key, before in rows]
-        return images.set_column(images.schema.get_field_index(name), images.schema.field(name), [column])
+    def changed(rows):
+        pairs = zip(rows["key"].to_pylist(), rows[name].to_pylist(), strict=True)
+        return set_column(rows, name, [values.get(key, before) for key, before in pairs])
 
-    splits = tuple(replace(split, images=changed(split.images)) for split in stages.plan.splits)
-    stages.plan = replace(stages.plan, splits=splits)
+    directory = f"{stages.task.work}/changed"
+    stages.plan = replace(
+        stages.plan, splits=tuple(change_rows(split, directory, changed) for split in stages.plan.splits)
+    )
+    rows = [shard for split in stages.plan.splits for shard in split.shards]
+    stages.shards = [replace(task, rows=part) for task, part in zip(stages.shards, rows, strict=True)]
 
 
 def test_an_image_of_several_classes_counts_in_each(written):
     def cell(*labels):
         return schemas.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
 
-    keys = [key for split in written.plan.splits for key in split.images["key"].to_pylist()]
+    keys = [key for split in written.plan.splits for key in load(split).images["key"].to_pylist()]
     with_column(written, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
     splits = publish_it(written, label_kind="multi").splits
     assert splits["train"].classes == {"a": 1, "b": 2}
@@ -159,13 +163,12 @@ def test_strays_go_and_what_is_not_known_is_not_published(written):
 
 
 def test_counts_add_up(written):
-    names = written.plan.splits[0].images.column_names
-    split = written.plan.splits[0]
-    normalised = ["format+alpha", "alpha", *[""] * (len(split.images) - 2)]
-    images = split.images.set_column(names.index("normalised"), "normalised", [normalised])
-    plan = replace(
-        written.plan, splits=(replace(split, images=images), written.plan.splits[1]), dropped=images.slice(0, 2)
-    )
+    keys = load(written.plan.splits[0]).images["key"].to_pylist()
+    with_column(written, "normalised", {keys[0]: "format+alpha", keys[1]: "alpha"})
+    first = written.plan.splits[0]
+    two = replace(first, images=first.shards[0].images, shards=first.shards[:1])
+    dropped = change_rows(two, written.task.work, lambda rows: rows.slice(0, 2))
+    plan = replace(written.plan, dropped=dropped)
     near = {"near_clusters": 2, "near_images": 5, "near_dropped": 1}  # of the two that are dropped
     written.plan = replace(plan, clusters=3, cluster_images=7, label_conflicts=1, **near)
     rejects = rejects_table(NO_REJECTS, (REJECT, replace(REJECT, key="a"), replace(REJECT, key="c", reason="no_label")))

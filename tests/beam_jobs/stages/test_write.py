@@ -15,6 +15,8 @@ from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import annotations, process
 from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.planning.plan import make_plan
+from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.stages.scan import scan
@@ -33,6 +35,8 @@ from beam_jobs.stages.write import (
     write_shard,
 )
 from beam_jobs.types import Annotations
+from tests.beam_jobs.conftest import OPTIONS
+from tests.beam_jobs.loaded_plan import change_rows, set_column
 from tests.beam_jobs.make_rows import make_ref
 from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
 
@@ -45,13 +49,13 @@ def test_a_task_a_shard_in_order_of_splits(stages):
         ("eval", 1, 2, "data-00001-of-00002.tfrecord"),
     ]
     assert len({task.digest for task in stages.shards}) == 4
-    rows = [len(schemas.read(task.plan_path)) for task in stages.shards]
+    rows = [len(task.rows.read()) for task in stages.shards]
     assert sum(rows) == 24
 
 
 def test_the_digest_of_a_task_follows_its_rows_and_the_salt(stages, tmp_path):
     def digests(plan, salt="salt"):
-        return [task.digest for task in shard_tasks(plan, str(tmp_path / "plan"), salt)]
+        return [task.digest for task in shard_tasks(plan, salt)]
 
     before = digests(stages.plan)
     assert before == [task.digest for task in stages.shards]
@@ -59,38 +63,41 @@ def test_the_digest_of_a_task_follows_its_rows_and_the_salt(stages, tmp_path):
     train, other = stages.plan.splits
     names = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
     for name in names:
-        column = train.images[name].to_pylist()
-        changed = ["changed" if isinstance(column[0], str) else column[0] + 1, *column[1:]]
-        images = train.images.set_column(train.images.schema.get_field_index(name), name, [changed])
-        after = digests(replace(stages.plan, splits=(replace(train, images=images), other)))
+
+        def changed(rows, name=name):
+            first, *rest = rows[name].to_pylist()
+            return set_column(rows, name, ["changed" if isinstance(first, str) else first + 1, *rest])
+
+        split = change_rows(train, str(tmp_path), changed, stages.plan.labels)
+        after = digests(replace(stages.plan, splits=(split, other)))
         assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True], name
 
 
 def test_the_digest_of_a_task_follows_the_classes_where_rows_name_them(stages, tmp_path):
     # The rows say `dog`, the records say 1: one more class, and the same rows give other bytes.
-    train, other = stages.plan.splits
     cell = schemas.ref_row(make_ref(annotations=Annotations(labels=("dog",))))["annotations"]
-    column = [cell, *[""] * (len(train.images) - 1)]
-    images = train.images.set_column(train.images.schema.get_field_index("annotations"), "annotations", [column])
-    plan = replace(stages.plan, splits=(replace(train, images=images), other))
+
+    def changed(rows):
+        return set_column(rows, "annotations", [cell, *[""] * (len(rows) - 1)])
+
     few, more = (
-        [task.digest for task in shard_tasks(replace(plan, labels=labels), str(tmp_path / "plan"), "salt")]
+        change_rows(stages.plan.splits[0], str(tmp_path), changed, labels).shards
         for labels in (("cat", "dog"), ("ant", "cat", "dog"))
     )
-    same = [one == two for one, two in zip(few, more, strict=True)]
-    assert same == [False, True, True, True]  # images of one label carry its index
+    same = [one.digest == two.digest for one, two in zip(few, more, strict=True)]
+    assert same == [False, True]  # images of one label carry its index
 
 
 def test_the_rows_of_an_earlier_plan_stay_for_workers_that_still_read_them(stages):
-    directory = str(Path(stages.shards[0].plan_path).parent)
-    before = [schemas.read(task.plan_path) for task in stages.shards]
-    splits = tuple(replace(split, images=split.images.slice(1)) for split in stages.plan.splits)
-    shard_tasks(replace(stages.plan, splits=splits), directory, "salt")
-    assert [schemas.read(task.plan_path) for task in stages.shards] == before
+    directory = str(Path(stages.shards[0].rows.path).parent)
+    before = [task.rows.read() for task in stages.shards]
+    paths = [facts_path(stages.task.work, bucket) for bucket in stages.scanned.buckets[1:]]
+    make_plan(lambda names: (schemas.read(path, names) for path in paths), OPTIONS, directory)
+    assert [task.rows.read() for task in stages.shards] == before
 
 
-def test_new_shards_are_numbered_after_those_that_are_there(stages, tmp_path):
-    tasks = shard_tasks(stages.plan, str(tmp_path / "plan"), "salt", {"train": 3})
+def test_new_shards_are_numbered_after_those_that_are_there(stages):
+    tasks = shard_tasks(stages.plan, "salt", {"train": 3})
     assert [(task.split, task.name) for task in tasks] == [
         ("train", "data-00003-of-00005.tfrecord"),
         ("train", "data-00004-of-00005.tfrecord"),
@@ -109,7 +116,7 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
     assert [left.suffix for left in Path(stages.task.work, "written").iterdir()] == [".json"]
     with path.open("rb") as stream:
         records = [(offset, record.decode(data)) for offset, data in tfrecord.read_records(stream, "x")]
-    planned = stages.plan.splits[0].shard(0).to_pylist()
+    planned = task.rows.read().to_pylist()
     assert [values["image/filename"] for _, values in records] == [[row["key"].encode()] for row in planned]
     for (_, values), row in zip(records, planned, strict=True):
         assert values["image/encoded"] == [(photos / row["key"]).read_bytes()]
@@ -141,7 +148,7 @@ def test_a_shard_that_was_sealed_and_did_not_get_its_name_gets_it(stages):
     content = path.read_bytes()
     path.rename(Path(stages.task.work, "written", sidecar.file))
     path.write_bytes(bytes(len(content)))  # of another plan, and as long
-    Path(task.plan_path).unlink()
+    Path(task.rows.path).unlink()
     assert write_shard(task, stages.task) is False
     assert path.read_bytes() == content
 
@@ -231,7 +238,8 @@ def prepare(tmp_path):
             for row in schemas.read(facts_path(reader.work, bucket)).to_pylist()
         ]
         schemas.write(str(tmp_path / "plan.parquet"), rows, schemas.PLANNED)
-        shard = ShardTask(split="all", index=0, count=1, plan_path=str(tmp_path / "plan.parquet"), digest="d")
+        planned = PlannedShard(path=str(tmp_path / "plan.parquet"), row_group=0, images=len(rows), digest="d")
+        shard = ShardTask(split="all", index=0, count=1, rows=planned, digest="d")
         values = {"reader": reader, "out": str(tmp_path / "out"), "labels": LABELS, "pixels": pixels}
         return shard, WriteTask(**{**values, **fields})
 
@@ -262,7 +270,7 @@ def test_what_was_changed_comes_out_of_the_spool(prepare, policy):
 @pytest.mark.parametrize("spare", [0, -1])
 def test_a_record_has_no_more_bytes_than_readers_believe(prepare, monkeypatch, spare):
     shard, task = prepare(said("a.jpg", "bee"))
-    (row,) = schemas.read(shard.plan_path).to_pylist()
+    (row,) = shard.rows.read().to_pylist()
     write_shard(shard, task)
     size = os.path.getsize(shard_path(task.out, shard)) - tfrecord.OVERHEAD
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", size + spare)

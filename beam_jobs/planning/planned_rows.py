@@ -1,0 +1,129 @@
+"""The rows of a plan in files: a row group per shard, several shards per file, in the order of the records."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import storage
+from beam_jobs.dataset import schemas, shards
+
+_FILE_BYTES = 32 << 20  # in memory; a shard may be larger
+# Columns that determine the bytes of a record, besides the options.
+_DIGESTED = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedShard:
+    """The rows of one shard.
+
+    Attributes:
+      path: Parquet file.
+      row_group: number of the row group in the file.
+      images: number of rows.
+      digest: digest of what determines the bytes of the shard, besides the options.
+    """
+
+    path: str
+    row_group: int
+    images: int
+    digest: str
+
+    def read(self) -> pa.Table:
+        """Reads the `PLANNED` rows.
+
+        Raises:
+          OSError: the file is missing.
+          pyarrow.ArrowInvalid: the file is damaged.
+        """
+        return schemas.read_row_group(self.path, self.row_group)
+
+
+class ShardRows:
+    """Writes the rows of one split.
+
+    The names of the files contain a digest of their content, because workers of an earlier run may still read theirs.
+
+    Attributes:
+      shards: the shards that are complete in a file.
+    """
+
+    def __init__(self, directory: str, name: str, cutter: shards.Cutter, labels: tuple[str, ...]) -> None:
+        """Starts before the first row.
+
+        Args:
+          directory: directory of the files.
+          name: name of the split, with which the names of the files begin.
+          cutter: cuts the rows into shards.
+          labels: class names; annotations name classes, so the indices of classes determine records, too.
+        """
+        self.shards: list[PlannedShard] = []
+        self._stem = storage.join(directory, name)
+        self._cutter, self._labels = cutter, labels
+        self._parts: list[pa.Table] = []  # of the shard that is not complete
+        self._waiting: list[tuple[pa.Table, str]] = []  # complete shards that are in no file, and their digests
+
+    def add(self, rows: pa.Table, sizes: np.ndarray) -> None:
+        """Appends `PLANNED` rows.
+
+        Args:
+          rows: the next rows of the split.
+          sizes: int64[rows], estimated size of each record, in bytes.
+        """
+        start = 0
+        for cut in self._cutter.cut(sizes):
+            self._parts.append(rows.slice(start, cut - start))
+            self._end_shard()
+            start = cut
+        self._parts.append(rows.slice(start))
+
+    def close(self) -> tuple[PlannedShard, ...]:
+        """Writes the remaining rows, and returns all shards."""
+        self._end_shard()
+        self._write()
+        return tuple(self.shards)
+
+    def _end_shard(self) -> None:
+        rows = pa.concat_tables(self._parts)
+        self._parts = []
+        self._waiting.append((rows, _digest(rows, self._labels)))
+        if sum(table.nbytes for table, _ in self._waiting) >= _FILE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        name = hashlib.sha256("".join(digest for _, digest in self._waiting).encode()).hexdigest()[:16]
+        path = f"{self._stem}-{len(self.shards):05d}-{name}.parquet"
+        with schemas.table_writer(path, schemas.PLANNED, durable=False) as write:  # every run writes it again
+            for row_group, (rows, digest) in enumerate(self._waiting):
+                write(rows)
+                self.shards.append(PlannedShard(path=path, row_group=row_group, images=len(rows), digest=digest))
+        self._waiting = []
+
+
+def _digest(rows: pa.Table, labels: tuple[str, ...]) -> str:
+    hasher = hashlib.sha256()
+    for name in _DIGESTED:
+        column = rows[name]
+        if not pa.types.is_string(column.type):
+            hasher.update(column.to_numpy().tobytes())
+            continue
+        hasher.update(pc.binary_length(column).to_numpy().tobytes())
+        for text in column.chunks:
+            hasher.update(_text_bytes(text))
+    if pc.any(pc.not_equal(rows["annotations"], "")).as_py():
+        hasher.update(repr(labels).encode())
+    return hasher.hexdigest()
+
+
+def _text_bytes(column: pa.StringArray) -> bytes | memoryview:
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return b""
+    edges = np.frombuffer(offsets, np.int32)
+    return memoryview(data)[edges[column.offset] : edges[column.offset + len(column)]]
