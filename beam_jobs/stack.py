@@ -111,11 +111,11 @@ class _QuietImport:
         spec = PathFinder.find_spec(name, path)
         if spec and spec.loader:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: _without_notes(execute, module)  # type: ignore[method-assign]
+            spec.loader.exec_module = lambda module: _exec_without_native_stderr(execute, module)  # type: ignore[method-assign]
         return spec
 
 
-def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+def _exec_without_native_stderr(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     # C++ writes to the descriptor, so it is redirected during the import. The output of Python is not: a worker thread
     # may import while the main thread shows progress, or handles a signal and ends the process.
     sys.stderr.flush()

@@ -154,7 +154,7 @@ def _class_folders_dir(config: PipelineConfig) -> str:
 def _model_nodes(
     config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, baselines: Baselines | None
 ) -> list[BaseNode]:
-    first, held_back, *_ = data.splits
+    train_split, eval_split, *_ = data.splits
     examples = data_nodes.examples
     transform = tfx.components.Transform(
         examples=examples,
@@ -162,7 +162,7 @@ def _model_nodes(
         preprocessing_fn="trainer.serving.preprocessing.preprocessing_fn",
         # Materialisation would copy the dataset; the Trainer reads the shards.
         materialize=False,
-        splits_config=tfx.proto.SplitsConfig(analyze=[first]),
+        splits_config=tfx.proto.SplitsConfig(analyze=[train_split]),
         disable_statistics=True,
         custom_config={TRANSFORM_KEY: config.transform.to_json(), "code": code},
     )
@@ -172,8 +172,8 @@ def _model_nodes(
         examples=examples,
         transform_graph=transform.outputs["transform_graph"],
         schema=data_nodes.schema,
-        train_args=tfx.proto.TrainArgs(splits=[first]),
-        eval_args=tfx.proto.EvalArgs(splits=[held_back]),
+        train_args=tfx.proto.TrainArgs(splits=[train_split]),
+        eval_args=tfx.proto.EvalArgs(splits=[eval_split]),
         custom_config={
             TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(),
             "code": code,
@@ -191,7 +191,7 @@ def _model_nodes(
         examples=examples,
         model=model,
         baseline_model=baseline[0].outputs[MODEL_KEY] if baseline else None,
-        example_splits=[held_back],
+        example_splits=[eval_split],
         eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES, data.is_weighted),
     )
     pusher = Pusher(

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.headers import UPRIGHT, Header, open_image, read_header
+from beam_jobs.images.header_check import UPRIGHT, Header, open_image, read_header
 from beam_jobs.images.normalise import Geometry, upright_size
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
@@ -147,7 +147,7 @@ def _decode_indices(data: bytes, header: Header) -> np.ndarray:
             if header.format == "tiff":
                 _check_tiff(image)
             image.load()
-            # Only the orientation that the header check has read, because that check has compared the size.
+            # Only an orientation that the header has: with it, the sizes of mask and image were compared.
             upright = image if header.orientation == UPRIGHT else ImageOps.exif_transpose(image)
             values = np.asarray(upright)
     except BadImage:

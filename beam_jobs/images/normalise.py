@@ -16,7 +16,7 @@ from PIL import Image
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked
-from beam_jobs.images.headers import UPRIGHT, Header, open_image
+from beam_jobs.images.header_check import UPRIGHT, Header, open_image
 from beam_jobs.options import PixelOptions
 from beam_jobs.rejects import RejectReason
 

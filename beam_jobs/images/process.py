@@ -15,7 +15,7 @@ import numpy as np
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.headers import Header, gate, read_header
+from beam_jobs.images.header_check import Header, gate, read_header
 from beam_jobs.images.perceptual_hash import difference_hash, moments_and_dhash
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageFile
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import headers
+from beam_jobs.images import header_check
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
 
@@ -74,10 +74,10 @@ def _read_raw(data: bytes, limits: ImageLimits, size: tuple[int, int]) -> Image.
 
 
 def _read_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Image.Image:
-    header = headers.gate(data, limits)
+    header = header_check.gate(data, limits)
     ImageFile.LOAD_TRUNCATED_IMAGES = options.damaged
     try:
-        with headers.open_image(data, header.format) as image:
+        with header_check.open_image(data, header.format) as image:
             image.draft("RGB", (options.side_px, options.side_px))
             pixels = image.convert("RGB")
     except MemoryError:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage
-from beam_jobs.images import headers, sandbox
+from beam_jobs.images import header_check, sandbox
 from beam_jobs.inspect.summary import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
@@ -63,7 +63,7 @@ def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, by
         out = io.BytesIO()
         pixels.save(out, "png")
         return "png", out.getvalue()
-    name = headers.sniff(data)
+    name = header_check.sniff(data)
     return _SUFFIXES.get(name, name), data
 
 
@@ -114,7 +114,7 @@ def _file_or_picture(values: Mapping[str, list], roles: FeatureRoles, side_px: i
         pixels = _raw_image(data, values)
         if pixels is not None:
             return _shrink(pixels, side_px)
-        headers.sniff(data)
+        header_check.sniff(data)
     except BadImage as bad:
         return Picture(remark=bad.detail)
     return data

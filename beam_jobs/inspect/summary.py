@@ -13,7 +13,7 @@ from typing import Any
 
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceError
-from beam_jobs.images.headers import sniff
+from beam_jobs.images.header_check import sniff
 from beam_jobs.inspect.records import open_records
 
 _SHOWN_CHARACTERS = 48

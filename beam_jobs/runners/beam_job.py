@@ -123,7 +123,7 @@ class _Job:
     def __init__(self, transform: beam.PTransform) -> None:
         self._tally: Callable[[], Progress] | None = transform.tally() if hasattr(transform, "tally") else None
         self._result: Any = None
-        self.remark = ""  # follows the text of an error
+        self.error_suffix = ""  # follows the text of an error
 
     def follow(self, result: Any) -> None:
         """Waits for a running job, the source of `done` from now on; cancels it after Ctrl-C or an error."""
@@ -131,10 +131,10 @@ class _Job:
         try:
             state = _wait_until_finish(result)
         except BaseException:
-            self.remark = f"; {_NOT_CANCELLED}"  # stays when a second Ctrl-C interrupts `cancel`
+            self.error_suffix = f"; {_NOT_CANCELLED}"  # stays when a second Ctrl-C interrupts `cancel`
             with contextlib.suppress(Exception):
                 result.cancel()
-                self.remark = ""
+                self.error_suffix = ""
             raise
         if state not in (None, PipelineState.DONE):
             raise RuntimeError(f"the job ended as {state}")
@@ -179,17 +179,18 @@ def _explain_errors(stage: str, job: _Job) -> Iterator[None]:
     try:
         yield
     except FeedlineError as error:
-        error.args = (f"{_STEP_SUFFIX.sub('', str(error))}{job.remark}",)
+        error.args = (f"{_STEP_SUFFIX.sub('', str(error))}{job.error_suffix}",)
         raise
     except KeyboardInterrupt as error:
-        if job.remark:
+        if job.error_suffix:
             error.args = (_NOT_CANCELLED,)
         raise
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
         raise FeedlineError(
-            f"{stage} failed: {_last_line(error)}; what was finished is kept, run the same command again{job.remark}"
+            f"{stage} failed: {_last_line(error)}; what was finished is kept, run the same command again"
+            f"{job.error_suffix}"
         ) from error
 
 

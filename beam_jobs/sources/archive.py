@@ -277,8 +277,8 @@ def _check_tar_end(offset: int, container: Container, handle: OpenContainer) -> 
     while block := stream.read(_BLOCK_BYTES):
         if any(block):
             raise SourceError(
-                f"{container.path} has data after its end mark at byte {offset}; split a file of several archives "
-                "into separate files"
+                f"{container.path} has data after its end-of-archive marker at byte {offset}; split a file of several "
+                "archives into separate files"
             )
 
 

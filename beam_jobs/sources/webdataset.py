@@ -22,7 +22,7 @@ from beam_jobs.sources.image_reader import Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.types import ImageRef
 
-# The usual suffixes of the formats that `images.headers.sniff` detects.
+# The usual suffixes of the formats that `images.header_check.sniff` detects.
 IMAGE_SUFFIXES = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "dib", "tif", "tiff", "webp"])
 
 MAX_SIDECAR_BYTES = 16 << 20  # enough for a `.json` with outlines

@@ -121,7 +121,11 @@ def measure(number: str, sources: Sources, plan: Plan, say: Say = print) -> dict
             if model and recipe.tested:
                 scores[pipeline].append(_accuracy(model, recipe, sources, plan, pipeline))
             say(_progress(number, seed, pipeline, epochs, scores[pipeline]))
-    step = f"simulated accelerator, {plan.step_ms:g} ms a step" if plan.step_ms else "step on the same cores"
+    step = (
+        f"simulated accelerator, {plan.step_ms:g} ms a step"
+        if plan.step_ms
+        else "training step on the cores of the input"
+    )
     return {f"recipe {number}, {step}": make_row(recipe, runs, scores, steps * plan.batch)}
 
 

@@ -18,7 +18,7 @@ from components.dataset_gate import drift_and_skew
 from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
 
-_NAMES = 5  # maximum number of classes named in a finding
+_MAX_LISTED = 5  # classes named in a finding
 
 
 def check_classes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def check_class_count(dataset: GateDataset) -> Iterator[Finding]:
             check="one class",
             split="all splits",
             feature=CLASS,
-            value=f"only {some(labels, _NAMES)}",
+            value=f"only {some(labels, _MAX_LISTED)}",
             limit="at least two classes",
             remedy="add images of another class",
         )
@@ -52,7 +52,7 @@ def check_class_splits(dataset: GateDataset, limits: GateLimits) -> Iterator[Fin
             check="missing classes",
             split=first,
             feature=CLASS,
-            value=f"without an image of {some(missing, _NAMES)}",
+            value=f"without an image of {some(missing, _MAX_LISTED)}",
             limit="an image of every class of the labels",
             remedy="add images of these classes, check whether they were dropped as copies, "
             "or set gate.allow_missing_classes to true",
@@ -64,7 +64,7 @@ def check_class_splits(dataset: GateDataset, limits: GateLimits) -> Iterator[Fin
                 check="unseen classes",
                 split=name,
                 feature=CLASS,
-                value=f"{some(unseen, _NAMES)}, absent from {first}",
+                value=f"{some(unseen, _MAX_LISTED)}, absent from {first}",
                 limit="classes that the first split has",
                 remedy="add images of these classes, or set gate.allow_missing_classes to true",
             )
@@ -74,7 +74,7 @@ def check_class_splits(dataset: GateDataset, limits: GateLimits) -> Iterator[Fin
                 check="absent classes",
                 split=name,
                 feature=CLASS,
-                value=f"without an image of {some(absent, _NAMES)}",
+                value=f"without an image of {some(absent, _MAX_LISTED)}",
                 limit=f"an image of every class of {first}",
                 remedy="add images of these classes, set ingest.stratify, or set gate.require_all_classes to false",
             )
@@ -90,7 +90,7 @@ def check_class_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Find
             check="small classes",
             split=first,
             feature=CLASS,
-            value=some([f"{label} with {plural(counts[label], 'image')}" for label in small], _NAMES),
+            value=some([f"{label} with {plural(counts[label], 'image')}" for label in small], _MAX_LISTED),
             limit=f"at least {plural(limits.min_images_per_class, 'image')} a class",
             remedy="add images of these classes, or lower gate.min_images_per_class",
         )

@@ -42,7 +42,7 @@ def read_options(properties: Mapping[str, Any]) -> IngestOptions:
 def resolve_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the properties of an execution with the current source, span and version.
 
-    An explicit span and the newest one result in equal properties if they are the same.
+    The newest span gives the same properties as the same span given by its number.
 
     Args:
       properties: properties of the component; the source or dataset may be a pattern.

@@ -177,7 +177,7 @@ def _set_domain(schema: schema_pb2.Schema, feature: schema_pb2.Feature, domain: 
 
 
 def _set_shape(feature: schema_pb2.Feature, dataset: Manifest) -> None:
-    """Sets the presence of a feature to every record, and its number of values."""
+    """Marks a feature as present in every record, and sets its shape or number of values."""
     feature.presence.min_fraction, feature.presence.min_count = 1.0, 1
     if feature.name in (record.LABEL, record.TEXT) and dataset.label_kind == "multi":
         feature.value_count.min, feature.value_count.max = 0, max(1, len(dataset.labels))

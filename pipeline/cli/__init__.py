@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from beam_jobs import stack
 from beam_jobs.common import strings
-from pipeline.cli import click_groups, common
+from pipeline.cli import click_groups, errors
 from pipeline.cli.common import colour
 from pipeline.runs import signals
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def report_interruption(arguments: Sequence[str]) -> int:
     """Prints the error of a signal that no command handled; returns the exit code."""
     signals.ignore()
-    return _fail(_interrupted(""), _JSON in _before_dashes(arguments))
+    return errors.fail(errors.interruption(""), _JSON in _before_dashes(arguments))
 
 
 def execute(arguments: list[str]) -> int:
@@ -134,16 +134,16 @@ def execute(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:
-        return _fail(_interrupted(str(stop)), as_json)
+        return errors.fail(errors.interruption(str(stop)), as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
     except Exception as error:  # noqa: BLE001 - every error is printed as one line
         if signals.requested():  # libraries convert an interruption to other errors
-            return _fail(_interrupted(""), as_json)
+            return errors.fail(errors.interruption(""), as_json)
         if debug and not isinstance(error, click.ClickException):
             click.echo(strings.printable(traceback.format_exc()), err=True)
-        return _fail(common.to_error_report(error), as_json)
+        return errors.fail(errors.to_error_report(error), as_json)
 
 
 def _before_dashes(arguments: Sequence[str]) -> list[str]:
@@ -157,14 +157,3 @@ def _move_debug(arguments: list[str]) -> list[str]:
         return arguments
     index = arguments.index(_DEBUG)
     return [_DEBUG, *arguments[:index], *arguments[index + 1 :]]
-
-
-def _interrupted(remark: str) -> common.ErrorReport:
-    state = "; ".join(filter(None, ["interrupted", remark]))
-    message = f"{state}; what is finished is kept, run the same command again to continue"
-    return common.ErrorReport(message=message, code=signals.code(), kind=common.INTERRUPTED)
-
-
-def _fail(report: common.ErrorReport, as_json: bool) -> int:
-    common.print_error(report, as_json)
-    return report.code

@@ -8,7 +8,7 @@ import click
 
 from beam_jobs.common.strings import plural
 from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
-from pipeline.cli import common
+from pipeline.cli import errors
 from pipeline.cli.click_groups import DIR, SPLIT, Command, Option
 from pipeline.cli.common import echo, json_option, print_json, watch_progress
 from pipeline.runs import signals
@@ -81,11 +81,9 @@ def command(
         # Libraries convert an interruption to other errors.
         if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
-        report = common.ErrorReport(
-            message=_interruption_message(options), code=signals.code(), kind=common.INTERRUPTED
-        )
-        common.print_error(report, as_json)
-        raise click.exceptions.Exit(report.code) from stop
+        message = _interruption_message(options)
+        report = errors.ErrorReport(message=message, code=signals.code(), kind=errors.INTERRUPTED)
+        raise click.exceptions.Exit(errors.fail(report, as_json)) from stop
     if as_json:
         print_json(result.to_json())
         return

@@ -17,7 +17,7 @@ import click
 from beam_jobs.common import settings
 from beam_jobs.common.settings import OptionField, fields, meanings
 from beam_jobs.common.yaml_text import one_line
-from pipeline.cli import cli, common
+from pipeline.cli import cli, errors
 from pipeline.cli.click_groups import GENERAL, summary
 from pipeline.cli.json_schema import RESULTS
 from pipeline.cli.json_schema.data import Schema
@@ -306,7 +306,7 @@ output holds the result and standard error the object. `feedline doctor`, `feedl
 
 def json_page() -> str:
     """Returns the page of `--json`."""
-    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in common.error_kinds()]
+    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in errors.error_kinds()]
     parts = [f"{_JSON_INTRODUCTION}" + "\n".join(kinds), _JSON_CHECKS.strip("\n")]
     references: dict[int, str] = {}
     for name in commands_with_json():

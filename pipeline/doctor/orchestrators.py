@@ -31,7 +31,7 @@ _OTHER_ROOT = "feedline compile --target airflow -c pipeline.yaml --set root=/sh
 
 
 def airflow_checks(settings: Mapping[str, Any]) -> Iterator[Check]:
-    """Checks the installation of the program `airflow`, with its own Python."""
+    """Checks the installation of Airflow, by running the Python in which the program `airflow` is installed."""
     yield from doctor.basics("tfx")
     yield doctor.check_configuration(settings)
     yield airflow_root(settings)

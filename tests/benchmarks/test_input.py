@@ -208,7 +208,7 @@ def test_a_recipe_trains_on_both_pipelines(number: str, sources: Sources) -> Non
     plan = recipe.Plan(epochs=2, seeds=1, batch=16, test_images=20)
     lines: list[str] = []
     ((name, row),) = recipe.measure(number, sources, plan, lines.append).items()
-    assert name == f"recipe {number}, step on the same cores"
+    assert name == f"recipe {number}, training step on the cores of the input"
     assert row["ratio"] == pytest.approx(row["rate"] / row["base"])
     assert set(row["epoch_seconds"]) == {"naive", "feedline"}
     assert all(0 <= share <= 1 for share in row["wait_share"].values())

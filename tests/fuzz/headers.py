@@ -6,7 +6,7 @@ from tests.fuzz import drive
 
 with drive.instrumented(__name__):
     from beam_jobs.errors import BadImage
-    from beam_jobs.images import headers
+    from beam_jobs.images import header_check
     from beam_jobs.options import ImageLimits
 
 _LIMITS = ImageLimits(max_pixels=1 << 22)
@@ -15,7 +15,7 @@ _LIMITS = ImageLimits(max_pixels=1 << 22)
 def target(data: bytes) -> None:
     """Judges an image by its header; one that passes keeps the limits."""
     try:
-        header = headers.gate(data, _LIMITS)
+        header = header_check.gate(data, _LIMITS)
     except BadImage:
         return
     assert 0 < header.height * header.width <= _LIMITS.max_pixels, header

@@ -13,7 +13,7 @@ from tests.fuzz import drive
 with drive.instrumented(__name__):
     from beam_jobs.dataset import manifest, record, tfrecord, verify
     from beam_jobs.errors import BadImage, CorruptDataset
-    from beam_jobs.images import headers
+    from beam_jobs.images import header_check
     from beam_jobs.images.decode import decode_checked
     from beam_jobs.options import ImageLimits
     from trainer.input.corrupt_records import content_problem
@@ -51,7 +51,7 @@ def _sizes(files: Sequence[bytes]) -> list[tuple[int, int] | BadImage]:
 
 def _size(data: bytes) -> tuple[int, int] | BadImage:
     try:
-        headers.gate(data, _LIMITS)
+        header_check.gate(data, _LIMITS)
         height, width = decode_checked(data).shape[:2]
     except BadImage as bad:
         return bad

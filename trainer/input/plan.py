@@ -200,7 +200,7 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
 
 
 def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
-    """Returns where to start reading after a number of images of all hosts.
+    """Returns where to continue reading after all hosts together have delivered a number of images.
 
     Returns:
       position of the first record, and number of images of this host to skip from there. The crops of a group of
@@ -211,7 +211,7 @@ def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
     host, group = plan.host, plan.group * plan.host.count
     groups, delivered = images // (group * plan.crops), images % (group * plan.crops)
     crops, records = delivered // group, delivered % group  # over all hosts
-    host_records = -(-(records - host.index) // host.count)  # the hosts alternate
+    host_records = -(-(records - host.index) // host.count)  # record after record goes to the next host
     return groups * group, crops * plan.group + host_records
 
 

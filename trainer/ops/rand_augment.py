@@ -52,8 +52,8 @@ class RandAugment(BatchOp):
         """See the class."""
         branches = tf.constant([_BRANCHES[kind] for kind in KINDS])
         for number in range(self.count):
-            row = _select_row(tf_ops, uniforms[None, 2 * number : 2 * number + 2])
-            features = self._apply_one(features, branches[row[0] // 2], row)
+            table_index = _draw_table_index(tf_ops, uniforms[None, 2 * number : 2 * number + 2])
+            features = self._apply_one(features, branches[table_index[0] // 2], table_index)
         return dict(features)
 
     def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
@@ -61,15 +61,15 @@ class RandAugment(BatchOp):
         images = base.round_pixels(xp, xp.cast(images, "float32"))
         _, height, width, _ = xp.shape(images)
         for number in range(self.count):
-            row = _select_row(xp, uniforms[:, 2 * number : 2 * number + 2])
-            maps = base.centre_maps(xp, self._take(xp, "maps", row), height, width)
+            table_index = _draw_table_index(xp, uniforms[:, 2 * number : 2 * number + 2])
+            maps = base.centre_maps(xp, self._take(xp, "maps", table_index), height, width)
             images = base.round_pixels(xp, base.warp(xp, images, maps, self.fill))
-            images = _look_up(xp, images, self._select_table(xp, images, row))
-            images = _adjust_colour(xp, images, self._take(xp, "colour", row))
-            images = _sharpen(xp, images, self._take(xp, "sharpness", row))
+            images = _look_up(xp, images, self._select_table(xp, images, table_index))
+            images = _adjust_colour(xp, images, self._take(xp, "colour", table_index))
+            images = _sharpen(xp, images, self._take(xp, "sharpness", table_index))
         return images
 
-    def _apply_one(self, features: Features, branch: tf.Tensor, row: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _apply_one(self, features: Features, branch: tf.Tensor, table_index: tf.Tensor) -> dict[str, tf.Tensor]:
         names = moving_names(features)
 
         def make_branch(kernel: Any) -> Any:
@@ -81,36 +81,37 @@ class RandAugment(BatchOp):
             return apply
 
         def warp() -> list[tf.Tensor]:
-            warped = warp_features(features, self._take(tf_ops, "maps", row), self.fill, self.keep)
+            warped = warp_features(features, self._take(tf_ops, "maps", table_index), self.fill, self.keep)
             return [warped[name] for name in names]
 
         branches = [
             lambda: [features[name] for name in names],
             warp,
-            make_branch(lambda image: _look_up(tf_ops, image, self._fixed_table(tf_ops, image, row))),
-            make_branch(lambda image: _adjust_colour(tf_ops, image, self._take(tf_ops, "colour", row))),
-            make_branch(lambda image: _sharpen(tf_ops, image, self._take(tf_ops, "sharpness", row))),
+            make_branch(lambda image: _look_up(tf_ops, image, self._fixed_table(tf_ops, image, table_index))),
+            make_branch(lambda image: _adjust_colour(tf_ops, image, self._take(tf_ops, "colour", table_index))),
+            make_branch(lambda image: _sharpen(tf_ops, image, self._take(tf_ops, "sharpness", table_index))),
             make_branch(lambda image: _look_up(tf_ops, image, _autocontrast_table(tf_ops, image))),
             make_branch(lambda image: _look_up(tf_ops, image, _equalize_table(tf_ops, image))),
         ]
         return {**features, **dict(zip(names, tf.switch_case(branch, branches), strict=True))}
 
-    def _select_table(self, xp: Any, images: Any, row: Any) -> Any:
-        kind = (row // 2)[:, None, None]
-        values = xp.where(kind == _AUTOCONTRAST, _autocontrast_table(xp, images), self._fixed_table(xp, images, row))
+    def _select_table(self, xp: Any, images: Any, table_index: Any) -> Any:
+        kind = (table_index // 2)[:, None, None]
+        fixed = self._fixed_table(xp, images, table_index)
+        values = xp.where(kind == _AUTOCONTRAST, _autocontrast_table(xp, images), fixed)
         return xp.where(kind == _EQUALIZE, _equalize_table(xp, images), values)
 
-    def _fixed_table(self, xp: Any, images: Any, row: Any) -> Any:
-        shift = self._take(xp, "to_mean", row) * xp.mean(base.to_grey(images), axis=(1, 2, 3))
-        values = self._take(xp, "values", row) + shift[:, None]
+    def _fixed_table(self, xp: Any, images: Any, table_index: Any) -> Any:
+        shift = self._take(xp, "to_mean", table_index) * xp.mean(base.to_grey(images), axis=(1, 2, 3))
+        values = self._take(xp, "values", table_index) + shift[:, None]
         shape = (xp.shape(images)[0], 256, 3)
         return xp.broadcast_to(base.round_pixels(xp, values)[:, :, None], shape)
 
-    def _take(self, xp: Any, name: str, row: Any) -> Any:
-        return xp.take(xp.convert_to_tensor(_tables(self.magnitude)[name], dtype="float32"), row, axis=0)
+    def _take(self, xp: Any, name: str, table_index: Any) -> Any:
+        return xp.take(xp.convert_to_tensor(_tables(self.magnitude)[name], dtype="float32"), table_index, axis=0)
 
 
-def _select_row(xp: Any, uniforms: Any) -> Any:
+def _draw_table_index(xp: Any, uniforms: Any) -> Any:
     """Returns the rows of `_tables`, int32[batch]: 2 * kind, plus 1 for a negative sign."""
     kind = base.pick(xp, uniforms[:, 0], len(KINDS))
     return kind * 2 + xp.cast(uniforms[:, 1] < 0.5, "int32")
@@ -134,18 +135,18 @@ def _tables(magnitude: float) -> dict[str, np.ndarray]:
     }
     value = np.arange(256)
     for is_negative, sign in enumerate((1.0, -1.0)):
-        row = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
+        table_index = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
         factor, angle = 1.0 + sign * 0.9 * level, sign * math.radians(30.0 * level)
-        tables["maps"][row["shear_x"], 0, 1] = tables["maps"][row["shear_y"], 1, 0] = sign * 0.3 * level
+        tables["maps"][table_index["shear_x"], 0, 1] = tables["maps"][table_index["shear_y"], 1, 0] = sign * 0.3 * level
         shift = sign * 150 / 331 * level
-        tables["maps"][row["translate_x"], 0, 2] = tables["maps"][row["translate_y"], 1, 2] = shift
+        tables["maps"][table_index["translate_x"], 0, 2] = tables["maps"][table_index["translate_y"], 1, 2] = shift
         rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-        tables["maps"][row["rotate"], :, :2] = rotation
-        tables["values"][row["brightness"]] = tables["values"][row["contrast"]] = value * factor
-        tables["to_mean"][row["contrast"]] = 1.0 - factor
-        tables["values"][row["posterize"]] = value >> round(4 * level) << round(4 * level)
-        tables["values"][row["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
-        tables["colour"][row["color"]] = tables["sharpness"][row["sharpness"]] = factor
+        tables["maps"][table_index["rotate"], :, :2] = rotation
+        tables["values"][table_index["brightness"]] = tables["values"][table_index["contrast"]] = value * factor
+        tables["to_mean"][table_index["contrast"]] = 1.0 - factor
+        tables["values"][table_index["posterize"]] = value >> round(4 * level) << round(4 * level)
+        tables["values"][table_index["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
+        tables["colour"][table_index["color"]] = tables["sharpness"][table_index["sharpness"]] = factor
     return tables
 
 

@@ -2,8 +2,8 @@
 
 Files for serving are as a camera wrote them: they may be rotated, transparent or larger than stored images. The Python
 code of the ingest cannot run in a graph, so this module implements its policies and the EXIF orientation of
-`beam_jobs.images.headers` with ops. The pixels are equal to those of the stored record, except that an area average
-between two levels may round differently, because the ingest adds in another order.
+`beam_jobs.images.header_check` with ops. The pixels are equal to those of the stored record, except that an area
+average between two levels may round differently, because the ingest adds in another order.
 `tests/trainer/serving/test_serving_table.py` measures it.
 """
 

@@ -132,12 +132,12 @@ def _check_type(first: Mapping[str, list], feature: str, kinds: tuple[type, ...]
         raise OptionError(f"{name}: {unknown('feature', feature, sorted(first))}")
     kind = type(first[feature][0]) if first[feature] else kinds[0]
     if kind not in kinds:
-        allowed = " or ".join(_NAMES[item] for item in kinds)
-        raise OptionError(f"{name}: the feature {feature!r} holds {_NAMES[kind]}; the layout needs {allowed}")
+        allowed = " or ".join(_LISTS[item] for item in kinds)
+        raise OptionError(f"{name}: the feature {feature!r} is {_LISTS[kind]}; the layout needs {allowed}")
     return {bytes: tf.string, int: tf.int64}[kind]
 
 
-_NAMES = {bytes: "bytes", int: "whole numbers", float: "fractions"}
+_LISTS = {bytes: "a bytes_list", int: "an int64_list", float: "a float_list"}
 
 
 NONE, GZIP, ZLIB = "none", "gzip", "zlib"

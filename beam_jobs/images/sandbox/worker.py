@@ -27,7 +27,7 @@ import psutil
 import tensorflow as tf
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import headers, process, thumbnail
+from beam_jobs.images import header_check, process, thumbnail
 from beam_jobs.images.annotations import normalise_mask
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.normalise import Geometry
@@ -130,7 +130,7 @@ def _size_handler(header: dict[str, Any]) -> Handler:
 
 
 def _decode_size(data: bytes, limits: ImageLimits) -> Answer:
-    headers.gate(data, limits)
+    header_check.gate(data, limits)
     height, width = decode_checked(data).shape[:2]
     return {"height": height, "width": width}, []
 

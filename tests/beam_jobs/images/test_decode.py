@@ -10,7 +10,7 @@ from PIL import Image
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked, decode_rgb
-from beam_jobs.images.headers import Header, gate
+from beam_jobs.images.header_check import Header, gate
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
 from tests.beam_jobs.make_hostile_images import chunk, palette, raw_png

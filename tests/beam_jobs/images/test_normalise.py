@@ -7,7 +7,7 @@ from PIL import Image
 from beam_jobs.errors import BadImage
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.headers import read_header
+from beam_jobs.images.header_check import read_header
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN
 from tests.make_images import encode, flipped, jpeg, rotated_jpeg
 

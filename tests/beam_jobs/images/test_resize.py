@@ -6,7 +6,7 @@ from PIL import Image
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.headers import read_header
+from beam_jobs.images.header_check import read_header
 from beam_jobs.images.normalise import Geometry, geometry, reasons
 from beam_jobs.options import PixelOptions
 from tests.beam_jobs.make_hostile_images import oriented

@@ -163,7 +163,7 @@ def test_the_place_of_the_damage_is_named(tmp_path):
     data = three(tmp_path)
     assert tar_error(tmp_path, data[:600]) == "is truncated: it ends at byte 600, inside the member at byte 0"
     assert tar_error(tmp_path, data[:second]) == f"is truncated: it ends at byte {second} without an end mark"
-    assert "has data after its end mark at byte " in tar_error(tmp_path, data + data)
+    assert "has data after its end-of-archive marker at byte " in tar_error(tmp_path, data + data)
 
 
 def header_with(size_field: bytes, kind: bytes = b"0") -> bytes:
@@ -266,7 +266,7 @@ SIZE = member("x", b"10 size=4\n", b"x")
 @pytest.mark.parametrize(
     "headers", [LONG_LINK + LONG_NAME, SOLARIS, ALL, ALL + LONG_NAME, ALL + SIZE, LONG_NAME + OWN, OWN + LONG_NAME]
 )
-def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
+def test_header_check_mean_what_they_mean_to_tarfile(tmp_path, headers):
     end = header_block("dog/", b"5") + member("dog/c.jpg", b"abc") + bytes(1024)
     data = headers + member("cat/a.jpg", b"content") + end
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from beam_jobs.common import strings
 from beam_jobs.errors import FeedlineError
-from pipeline.cli import cli, common
+from pipeline.cli import cli, errors
 from pipeline.cli import execute as run
 from pipeline.cli.json_schema import ERROR, RESULTS, result_schema
 from pipeline.cli.reference import commands_with_json, json_page
@@ -205,8 +205,8 @@ def test_only_the_option_asks_for_json(place, capsys):
 
 
 def test_every_kind_of_error_is_documented():
-    kinds = [kind for kind, _, _ in common.error_kinds()]
+    kinds = [kind for kind, _, _ in errors.error_kinds()]
     assert len(kinds) == len(set(kinds))
     assert {"usage_error", "gate_failed", "interrupted", "unforeseen"} <= set(kinds)
     rows = PAGE.read_text(encoding="utf-8")
-    assert [kind for kind, code, _ in common.error_kinds() if f"| `{kind}` | {code} |" not in rows] == []
+    assert [kind for kind, code, _ in errors.error_kinds() if f"| `{kind}` | {code} |" not in rows] == []

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images import header_formats
-from beam_jobs.images.headers import read_header
+from beam_jobs.images.header_check import read_header
 from tests.make_images import jpeg, png
 from trainer.serving.export import read_orientation
 

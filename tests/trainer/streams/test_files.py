@@ -183,8 +183,8 @@ def test_labels_come_from_an_index_a_name_or_several(written, layout, labels):
     [
         ({"image": "picture"}, r"x\.tfrecord-00000-of-00003: there is no feature 'picture'; known are both, id, image"),
         ({"label": "lable"}, r"there is no feature 'lable'; did you mean label\?"),
-        ({"label": "name"}, r"the feature 'name' holds bytes; the layout needs whole numbers"),
-        ({"image": "number"}, r"the feature 'number' holds whole numbers; the layout needs bytes"),
+        ({"label": "name"}, r"the feature 'name' is a bytes_list; the layout needs an int64_list"),
+        ({"image": "number"}, r"the feature 'number' is an int64_list; the layout needs a bytes_list"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_answered_in_one_line(written, layout, message):

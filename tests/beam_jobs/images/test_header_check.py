@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images.headers import UPRIGHT, Header, gate, open_image, read_header, sniff
+from beam_jobs.images.header_check import UPRIGHT, Header, gate, open_image, read_header, sniff
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
 from tests.beam_jobs import make_hostile_images as make
