@@ -20,7 +20,7 @@ from beam_jobs.common.strings import WARNING, plural, size
 from beam_jobs.common.system import Progress
 from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
-from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
+from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.rejects import Reject
@@ -120,7 +120,9 @@ def run(
 
 
 def _check_before_writing(options: IngestOptions) -> None:
-    """Raises `OptionError` for an output that the options do not allow, before its lock is written."""
+    """Raises `OptionError` for directories that the options do not allow, before the lock of the output is written."""
+    if options.spill_dir and not os.path.isdir(options.spill_dir):
+        raise OptionError(f"spill_dir is {options.spill_dir!r}, which is no directory here; make it, or name another")
     if options.append or options.retry_rejects or options.overwrite:
         replace.check_replaceable(options.out)
         if not options.overwrite:
@@ -165,7 +167,7 @@ class _Ingest:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
-        spill = "" if storage.is_remote(self.work) else self.work
+        spill = self.options.spill_dir or ("" if storage.is_remote(self.work) else self.work)
         with self._on_disk("planning"):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             plan = make_plan(

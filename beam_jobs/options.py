@@ -271,6 +271,9 @@ class IngestOptions(Options):
       http: how images are fetched from web servers.
       allow_buckets: bucket that a table may name besides its own and that of `out`, such as s3://photos. It is read
         with the credentials of this process.
+      plan_memory_mb: memory of the database that plans splits and shards, in MB; what exceeds it is written to a disk.
+      spill_dir: local directory for what exceeds `plan_memory_mb`; by default the work directory, or that of temporary
+        files if the work directory is in a store.
       threads: threads per worker; 0 is one per core. They work on one unit of work.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
@@ -310,6 +313,8 @@ class IngestOptions(Options):
         default_factory=HttpOptions
     )
     allow_buckets: Annotated[tuple[str, ...], Field(option="--allow-bucket", metavar="URL", scope="run")] = ()
+    plan_memory_mb: Annotated[int, Ge(100), Field(scope="run")] = 1000
+    spill_dir: Annotated[str, Field(metavar="DIR", scope="run")] = ""
     threads: Annotated[Count, Field(scope="run")] = 0
     overwrite: Annotated[bool, _MODE] = False
     append: Annotated[bool, _MODE] = False

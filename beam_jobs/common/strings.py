@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 # Controls of both sets, what ends a line to some readers, what turns the direction of writing, halves of surrogates.
@@ -134,11 +134,13 @@ _WORDS = (
     r"(?:password|passwd|pwd|secret|token|credentials?|signature|sig|authorization"
     r"|api[-_]?key|access[-_]?key(?:[-_]?id)?|private[-_]?key|account[-_]?key)"
 )
+# The time of every pattern grows with the length of a text alone: values come from files of strangers, too.
 # A complete word of a name, so that `max_tokens` and `design` do not match.
-_SECRET_NAME = rf"(?:[\w.-]*[_.-]|(?:AWS|GOOG)?){_WORDS}(?:[_.-][\w.-]*)?"
-_IS_SECRET_NAME = re.compile(rf"-*{_SECRET_NAME}", re.IGNORECASE)
-_USER = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/?#\s@:]*:)[^/?#\s]*(?=@)", re.IGNORECASE)
-_ASSIGNMENT = re.compile(rf"(?P<before>(?<![\w.-])-*{_SECRET_NAME}\s*=\s*)[^&\s,;]+", re.IGNORECASE)
+_SECRET_WORD = re.compile(rf"(?:^(?:AWS|GOOG)?|[_.-]){_WORDS}(?![^_.-])", re.IGNORECASE)
+_NAME = re.compile(r"[\w.-]+")
+_USER = re.compile(r"(?P<before>(?<![a-z0-9+.-])[a-z0-9+.-]+://[^/?#\s@:]*:)[^/?#\s]*(?=@)", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)\s*=\s*(?=[^&\s,;])")
+_VALUE = re.compile(r"[^&\s,;]+")
 
 
 def hide_secrets(value: T) -> T:
@@ -150,7 +152,7 @@ def hide_secrets(value: T) -> T:
     """
     result: Any = value
     if isinstance(value, str):
-        result = _ASSIGNMENT.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}", value))
+        result = "".join(_hide_assignments(_USER.sub(rf"\g<before>{HIDDEN}", value)))
     elif isinstance(value, Mapping):
         result = {name: HIDDEN if _is_secret(name, item) else hide_secrets(item) for name, item in value.items()}
     elif isinstance(value, Sequence) and not isinstance(value, bytes):
@@ -160,9 +162,25 @@ def hide_secrets(value: T) -> T:
     return result
 
 
+def _hide_assignments(text: str) -> Iterator[str]:
+    """Yields the pieces of a text without the values that follow the name of a secret and `=`."""
+    position = 0
+    while match := _ASSIGNMENT.search(text, position):
+        yield text[position : match.end()]
+        position = match.end()
+        if _is_secret_name(match["name"]):
+            yield HIDDEN
+            position = _VALUE.match(text, position).end()  # type: ignore[union-attr]
+    yield text[position:]
+
+
+def _is_secret_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name) and _SECRET_WORD.search(name.lstrip("-")))
+
+
 def _is_secret(name: object, value: object) -> bool:
-    return isinstance(value, str) and value != "" and bool(_IS_SECRET_NAME.fullmatch(str(name)))
+    return isinstance(value, str) and value != "" and _is_secret_name(str(name))
 
 
 def _is_flag(value: object) -> bool:
-    return isinstance(value, str) and value.startswith("-") and bool(_IS_SECRET_NAME.fullmatch(value))
+    return isinstance(value, str) and value.startswith("-") and _is_secret_name(value)

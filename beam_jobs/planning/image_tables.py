@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from beam_jobs.common import system
 from beam_jobs.dataset import schemas, shards
-from beam_jobs.errors import DiskError
+from beam_jobs.errors import DiskError, OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.labels import label_sets
@@ -28,7 +28,6 @@ from beam_jobs.rejects import Reject, RejectReason
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
-_MEMORY = "1GB"  # of the database; it writes more to the disk
 _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
 # Facts that `_columns` needs.
@@ -150,20 +149,21 @@ def open_tables(
     Args:
       facts: reads the `EXAMINED` rows of the new images.
       existing: `IMAGES` rows of the dataset that is added to; None for a new dataset.
-      options: seed of the hashes, and the policy for near duplicates.
+      options: seed of the hashes, the policy for near duplicates, and the memory of the database.
       label_kind: one of `types.LABEL_KINDS`.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
       DiskError: the disk of `spill` is full.
+      OptionError: the memory of the database is too small.
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
     spill = spill or system.temporary_directory()
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
     with (
-        _explain_errors(spill),
-        contextlib.closing(_connect(spill)) as database,
+        _explain_errors(spill, options.plan_memory_mb),
+        contextlib.closing(_connect(spill, options.plan_memory_mb)) as database,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
     ):
         tables = ImageTables(database=database, thread=thread, old=old, facts=facts, label_kind=label_kind)
@@ -176,7 +176,7 @@ def open_tables(
 
 
 @contextlib.contextmanager
-def _explain_errors(spill: str) -> Iterator[None]:
+def _explain_errors(spill: str, memory_mb: int) -> Iterator[None]:
     # Not at the top: the import starts a thread, and a fork of the process that uses DuckDB waits for it at its end.
     import duckdb
 
@@ -185,19 +185,21 @@ def _explain_errors(spill: str) -> Iterator[None]:
     except duckdb.OutOfMemoryException as error:
         cause = str(error).partition("\n")[0]
         if _SPILL_FULL not in cause:
-            raise
+            raise OptionError(
+                f"plan_memory_mb is {memory_mb}, and the plan needs more ({cause}); set a larger --plan-memory-mb"
+            ) from None
         raise DiskError(
             f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is finished "
             "is kept"
         ) from None
 
 
-def _connect(spill: str) -> duckdb.DuckDBPyConnection:
+def _connect(spill: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     return duckdb.connect(
         config={
-            "memory_limit": _MEMORY,
+            "memory_limit": f"{memory_mb}MB",
             "temp_directory": os.path.join(spill, "spill"),
             "threads": system.cores(),
             "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it

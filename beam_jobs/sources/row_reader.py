@@ -264,9 +264,10 @@ def _to_text(value: Any, column: str) -> str:
     if isinstance(value, (list, dict, tuple, bytes)):
         detail = f"column {column!r} holds {value!r:.60}; it must hold a single text or number"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
-    text = _check_utf8(str(value), column).strip()
-    if (length := len(text.encode())) > MAX_NAME_BYTES:
-        detail = f"column {column!r} holds {length} bytes, {text[:60]!r}...; {MAX_NAME_BYTES} are allowed"
+    text = str(value).strip()
+    # Most of a long text is not looked at: a small file can repeat it a million times.
+    if len(text) > MAX_NAME_BYTES or len(_check_utf8(text, column).encode()) > MAX_NAME_BYTES:
+        detail = f"column {column!r} holds {text[:60]!r}..., which has more than the {MAX_NAME_BYTES} bytes allowed"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
     return text
 

@@ -235,10 +235,9 @@ class ParquetTable(Table):
         number = 0
         try:
             with storage.open_read(self.path) as stream:
-                for batch in parquet.batches(stream, self._names, self._batch_rows):
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, row
+                for row in parquet.rows_of(stream, self._names, self._batch_rows):
+                    number += 1
+                    yield number, row
         # Arrow checks values when it converts them to Python: text may not be UTF-8, times may be out of range.
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise SourceError(f"{self.path} cannot be read past row {number}: {_one_line(error)}") from error

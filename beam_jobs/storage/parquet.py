@@ -100,11 +100,29 @@ def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
       OSError: the file cannot be read.
     """
+    for batch in _encoded_batches(stream, columns, rows):
+        yield pa.RecordBatch.from_arrays([_decode_dictionary(column) for column in batch.columns], batch.schema.names)
+
+
+def rows_of(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file as Python values; see `batches`. A value of a dictionary is converted once a batch."""
+    for batch in _encoded_batches(stream, columns, rows):
+        for values in zip(*map(_to_pylist, batch.columns), strict=True):
+            yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _encoded_batches(stream: BinaryIO, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
     # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
     # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    for batch in file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False):
-        yield pa.RecordBatch.from_arrays([_decode_dictionary(column) for column in batch.columns], batch.schema.names)
+    return file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False)
+
+
+def _to_pylist(column: pa.Array) -> list[Any]:
+    if not pa.types.is_dictionary(column.type):
+        return column.to_pylist()
+    values = [*column.dictionary.to_pylist(), None]
+    return [values[-1 if index is None else index] for index in column.indices.to_pylist()]
 
 
 def _decode_dictionary(column: pa.Array) -> pa.Array:

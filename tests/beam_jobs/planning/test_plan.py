@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from beam_jobs.errors import DiskError, EmptySplit
+from beam_jobs.errors import DiskError, EmptySplit, OptionError
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
@@ -172,6 +172,12 @@ def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
     )
     with pytest.raises(DiskError, match=message):
         query(statement, str(tmp_path), limits)
+
+
+def test_a_plan_that_its_memory_does_not_hold_names_the_option():
+    statement = "SELECT max(len(texts)) FROM (SELECT list(hash(range)::VARCHAR) AS texts FROM range(2_000_000))"
+    with pytest.raises(OptionError, match=r"^plan_memory_mb is 1000, and the plan needs more \(.*\); set a larger --"):
+        query(statement, limits="SET memory_limit = '20MB'")
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:

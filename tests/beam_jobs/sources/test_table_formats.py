@@ -217,7 +217,7 @@ def test_a_path_or_a_name_has_at_most_4096_bytes(write, suffix, column):
     shown = "'" + "é" * 60 + "'"
     assert (refused.reason, refused.detail) == (
         "bad_annotation",
-        f"{place}: column {column!r} holds 4097 bytes, {shown}...; 4096 are allowed",
+        f"{place}: column {column!r} holds {shown}..., which has more than the 4096 bytes allowed",
     )
     assert len(refused.key) < 10
 

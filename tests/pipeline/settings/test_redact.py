@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from beam_jobs.common.strings import hide_secrets
@@ -19,8 +22,15 @@ from beam_jobs.common.strings import hide_secrets
         (["--password", "abc", "--images", "photos"], ["--password", "***", "--images", "photos"]),
         ({"api_key": "abc", "label": "kind", "token": ""}, {"api_key": "***", "label": "kind", "token": ""}),
         (b"token=abc", b"token=abc"),
+        ("a=token=abc, my.secret_v2 = x;1http://me:pw@host", "a=token=***, my.secret_v2 = ***;1http://me:***@host"),
     ],
 )
 def test_secrets_and_nothing_else_are_left_out(value, hidden):
     assert hide_secrets(value) == hidden
     assert hide_secrets(hidden) == hidden
+
+
+@pytest.mark.parametrize("text", ["x", "-", "a:", "token_", "a=", "a ", "http://a:", "="])
+def test_a_megabyte_takes_a_moment(text):
+    program = f"from beam_jobs.common.strings import hide_secrets; hide_secrets({text!r} * 1_000_000)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
