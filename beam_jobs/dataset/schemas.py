@@ -7,7 +7,6 @@ import io
 import json
 import math
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
@@ -307,14 +307,15 @@ class Float32Changes:
         )
 
 
-def count_float32_changes(columns: dict[str, Float32Changes], cells: Iterable[str]) -> None:
+def count_float32_changes(columns: dict[str, Float32Changes], cells: pa.ChunkedArray) -> None:
     """Adds the counts of images to user column -> counts of changed numbers.
 
     Args:
       columns: counts of the images so far.
-      cells: cells of the column `extra` of further images.
+      cells: column `extra` of further images.
     """
-    for text, images in Counter(cells).items():
+    texts, counts = pc.value_counts(cells).flatten()
+    for text, images in zip(texts.to_pylist(), counts.to_pylist(), strict=True):
         for name, value in cell(text).items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, float):

@@ -220,8 +220,7 @@ class _PlannedRows:
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
         written = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
-        for chunk in written["extra"].chunks:
-            schemas.count_float32_changes(self.float32_changes, chunk.to_pylist())
+        schemas.count_float32_changes(self.float32_changes, written["extra"])
         tables.run(_PLACED)
         totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
         for place, name in enumerate(options.splits):
@@ -266,7 +265,7 @@ class _PlannedRows:
         return pa.table({name: columns[name] for name in schemas.PLANNED.names}).cast(schemas.PLANNED)
 
     def _count(self, rows: pa.Table) -> None:
-        schemas.count_float32_changes(self.float32_changes, rows["extra"].to_pylist())
+        schemas.count_float32_changes(self.float32_changes, rows["extra"])
         cells = pc.unique(rows["mask_values"]).to_pylist()
         self.mask_values |= {int(value) for cell in cells for value in cell.split()}
 

@@ -66,6 +66,7 @@ class ShardRows:
         self._cutter, self._labels = cutter, labels
         self._parts: list[pa.Table] = []  # of the shard that is not complete
         self._waiting: list[tuple[pa.Table, str]] = []  # complete shards that are in no file, and their digests
+        self._waiting_bytes = 0
 
     def add(self, rows: pa.Table, sizes: np.ndarray) -> None:
         """Appends `PLANNED` rows.
@@ -91,7 +92,8 @@ class ShardRows:
         rows = pa.concat_tables(self._parts)
         self._parts = []
         self._waiting.append((rows, _digest(rows, self._labels)))
-        if sum(table.nbytes for table, _ in self._waiting) >= _FILE_BYTES:
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= _FILE_BYTES:
             self._write()
 
     def _write(self) -> None:
@@ -103,7 +105,7 @@ class ShardRows:
             for row_group, (rows, digest) in enumerate(self._waiting):
                 write(rows)
                 self.shards.append(PlannedShard(path=path, row_group=row_group, images=len(rows), digest=digest))
-        self._waiting = []
+        self._waiting, self._waiting_bytes = [], 0
 
 
 def _digest(rows: pa.Table, labels: tuple[str, ...]) -> str:

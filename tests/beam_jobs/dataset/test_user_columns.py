@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 
+import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset.schemas import column_mismatch, count_float32_changes, fits_float32
@@ -28,8 +29,8 @@ def test_a_float32_keeps_equal_whole_numbers_and_fractions_printed_alike(number,
 def test_what_float32_changes_is_counted_over_images_and_lists():
     cells = [json.dumps({"a": [0.5, 1e39], "b": 0.25, "n": 123456789})] * 3 + ["{}", json.dumps({"a": 1 / 3})]
     found: dict = {}
-    count_float32_changes(found, cells[:2])
-    count_float32_changes(found, cells[2:])
+    count_float32_changes(found, pa.chunked_array([cells[:2]]))
+    count_float32_changes(found, pa.chunked_array([cells[2:]]))
     assert {name for name, column in found.items() if column.changed} == {"a"}
     assert (found["a"].changed, found["a"].numbers, found["a"].example) == (4, 7, 1e39)
     assert "changes 4 of 7 numbers of the user column 'a', such as 1e+39 to inf; " in found["a"].warning("a")
