@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -283,7 +284,8 @@ class _Ingest:
             if len(buckets) < len(listing.buckets):
                 total = _total(bucket.path for bucket in buckets)
             pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
-            run_job("examining", total, ExamineBuckets(tuple(buckets), pass_task), self.make_pipeline, self.watch)
+            transform = ExamineBuckets(self._write_units(buckets), pass_task, buckets)
+            run_job("examining", total, transform, self.make_pipeline, self.watch)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
             faults = resume.read_fault_notes(fault_dir)
@@ -295,6 +297,9 @@ class _Ingest:
             faults_by_bucket = resume.read_fault_notes(fault_dir)
             faults = [fault for bucket in failed for fault in faults_by_bucket[bucket.name]]
             raise resume.unfinished_error(faults, "" if reject_unreadable else ", or give --unreadable reject")
+
+    def _write_units(self, units: Iterable[Any]) -> str:
+        return resume.write_units(storage.join(self.work, "units"), units)
 
     def _check_rejects(self, rejects: pa.Table, images: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -347,7 +352,8 @@ class _Ingest:
         def run_pass(shards: Sequence[ShardTask], _: bool) -> None:
             remove_failure_notes(self.work)
             total = sum(shard.rows.images for shard in shards)
-            run_job("writing", Progress(total), WriteShards(tuple(shards), task), self.make_pipeline, self.watch)
+            transform = WriteShards(self._write_units(shards), task, shards)
+            run_job("writing", Progress(total), transform, self.make_pipeline, self.watch)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
             failed = {failure.unit: failure.passing for failure in read_failures(self.work)}

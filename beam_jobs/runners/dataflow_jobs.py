@@ -25,6 +25,7 @@ from apache_beam.transforms.environments import DockerEnvironment
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.runners.beam_job import MakePipeline, NoAnswer
+from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
 
@@ -44,14 +45,14 @@ def check_graph(proto: Any) -> None:
     count = proto.ByteSize()
     if count > MAX_BYTES:
         raise FeedlineError(
-            f"the graph of the job has {count / 1e6:.1f} MB, Dataflow takes {MAX_BYTES / 1e6:.0f}; it lists every unit "
-            "of work, so set a larger --shard-mb or `bucket_images` for fewer units"
+            f"the graph of the job has {count / 1e6:.1f} MB, Dataflow takes {MAX_BYTES / 1e6:.0f}; it holds the "
+            "options and class names, so give fewer of them"
         )
     for name, payload in pickled_functions(proto).items():
         texts = set(pickled_words(payload))
         if "__main__" in texts:
             raise FeedlineError(f"{name} holds code of __main__, which no worker can import; move it into a module")
-        if path := next((text for text in texts if text.endswith(".parquet") and not is_remote(text)), ""):
+        if path := next((text for text in texts if text.endswith(UNITS_SUFFIX) and not is_remote(text)), ""):
             raise FeedlineError(f"{path} is on this machine, where no worker reads it; give an --out in a gs:// bucket")
 
 

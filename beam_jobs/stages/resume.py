@@ -11,11 +11,13 @@ job, on most runners with all running work. Unfinished units are retried, and th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -158,6 +160,7 @@ MAX_FAULTS = 100
 _LISTED_FAULTS = 10
 _MAX_KEY_CHARACTERS = 300  # a cell of a table may contain a megabyte
 _NOTE_SUFFIX = ".json"
+UNITS_SUFFIX = ".jsonl"
 
 Unit = TypeVar("Unit")
 
@@ -173,6 +176,23 @@ def read_fault_notes(directory: str) -> dict[str, tuple[Fault, ...]]:
         name.removesuffix(_NOTE_SUFFIX): _read_faults(storage.join(directory, name))
         for name in storage.list_files(directory)
     }
+
+
+def write_units(directory: str, units: Iterable[Any]) -> str:
+    """Writes a list of units of work, which are dataclasses, and returns its path, which contains a digest."""
+    data = "\n".join(json.dumps(dataclasses.asdict(unit)) for unit in units).encode()
+    path = storage.join(directory, f"{hashlib.sha256(data).hexdigest()[:16]}{UNITS_SUFFIX}")
+    storage.write_bytes(path, data, durable=False)  # every run writes it again
+    return path
+
+
+def read_units(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the fields of the units in a list of `write_units`.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    return map(json.loads, storage.read_bytes(path).splitlines())
 
 
 def run_passes(

@@ -1,11 +1,13 @@
 """Beam transforms: one PTransform per stage, with counters; `examine` and `write` contain the logic.
 
+The units of work are listed in a file that a worker reads, so the graph of a job does not grow with them.
+
 Expected failures are written to notes, because runners replace exceptions by texts of a different form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import apache_beam as beam
@@ -14,6 +16,7 @@ from apache_beam.metrics import Metrics
 from beam_jobs import storage
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, Unreadable
+from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.runners.beam_job import Tally
 from beam_jobs.stages import examine, resume, write
 from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, write_unread_note
@@ -23,16 +26,24 @@ from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, write_fai
 
 @dataclass
 class ExamineBuckets(beam.PTransform):
-    """Examines buckets of references; the results are files, the elements are the outcomes."""
+    """Examines buckets of references; the results are files, the elements are the outcomes.
 
-    buckets: tuple[Bucket, ...]
+    Attributes:
+      units: path of the list of the buckets; see `resume.write_units`.
+      task: parameters of the work.
+      buckets: the same buckets, for the tally.
+    """
+
+    units: str
     task: ExamineTask
+    buckets: Sequence[Bucket] = ()
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[Examined]:
         """Builds the stage."""
         return (
             root
-            | "ListBuckets" >> beam.Create(self.buckets)  # Bucket
+            | "Start" >> beam.Impulse()  # bytes
+            | "ListBuckets" >> beam.FlatMap(_read_buckets, self.units)  # Bucket
             | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without a reshuffle, fusion puts all of them on one worker
             | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
         )
@@ -45,16 +56,24 @@ class ExamineBuckets(beam.PTransform):
 
 @dataclass
 class WriteShards(beam.PTransform):
-    """Writes planned shards; the results are files, the elements are the names of the written shards."""
+    """Writes planned shards; the results are files, the elements are the names of the written shards.
 
-    shards: tuple[ShardTask, ...]
+    Attributes:
+      units: path of the list of the shards; see `resume.write_units`.
+      task: parameters of the work.
+      shards: the same shards, for the tally.
+    """
+
+    units: str
     task: WriteTask
+    shards: Sequence[ShardTask] = ()
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
         """Builds the stage."""
         return (
             root
-            | "ListShards" >> beam.Create(self.shards)  # ShardTask
+            | "Start" >> beam.Impulse()  # bytes
+            | "ListShards" >> beam.FlatMap(_read_shards, self.units)  # ShardTask
             | "SpreadShards" >> beam.Reshuffle()  # ShardTask
             | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
         )
@@ -70,6 +89,14 @@ class WriteShards(beam.PTransform):
             return Progress(values["records"], values["bytes"])
 
         return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), parse)
+
+
+def _read_buckets(_: bytes, path: str) -> Iterator[Bucket]:
+    return (Bucket(**values) for values in resume.read_units(path))
+
+
+def _read_shards(_: bytes, path: str) -> Iterator[ShardTask]:
+    return (ShardTask(**{**values, "rows": PlannedShard(**values["rows"])}) for values in resume.read_units(path))
 
 
 class _Examine(beam.DoFn):

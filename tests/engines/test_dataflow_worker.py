@@ -20,14 +20,12 @@ from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
 from beam_jobs.stages.examine import ExamineTask
-from beam_jobs.stages.scan import Bucket
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
-from beam_jobs.stages.write import ShardTask, WriteTask
+from beam_jobs.stages.write import WriteTask
 from tests.beam_jobs.runs import shards_under
 from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
@@ -90,11 +88,8 @@ def payloads(directory: Path) -> list[str]:
     reader = Reader(base="gs://photos/all", max_bytes=1, work="gs://photos/out/_work")
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=1)
     write = WriteTask(reader=reader, out="gs://photos/out")
-    shard = ShardTask(
-        split="train", index=0, count=1, rows=PlannedShard(path="plan", row_group=0, images=1, digest="0"), digest="0"
-    )
     files = []
-    for stage in (ExamineBuckets((Bucket(path="refs", name="0"),), examine), WriteShards((shard,), write)):
+    for stage in (ExamineBuckets("gs://photos/list", examine), WriteShards("gs://photos/list", write)):
         pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))
         _ = pipeline | stage
         for code in dataflow_jobs.pickled_functions(pipeline.to_runner_api()).values():

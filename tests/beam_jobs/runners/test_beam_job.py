@@ -15,6 +15,7 @@ from beam_jobs.common import system
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, SourceError
 from beam_jobs.runners.beam_job import local_pipeline, no_watch, run_job
+from beam_jobs.stages.resume import write_units
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
 
 TOTAL = Progress(3, 300)
@@ -96,14 +97,17 @@ class ReadTwice(Watched):
 def test_examining_counts_the_same_here_and_in_its_metrics(stages, tmp_path):
     task = replace(stages.examine_task, reader=replace(stages.examine_task.reader, work=str(tmp_path / "fresh")))
     watch = ReadTwice()
-    run_job("examining", TOTAL, ExamineBuckets(stages.scanned.buckets, task), local_pipeline, watch)
+    buckets = stages.scanned.buckets
+    transform = ExamineBuckets(write_units(str(tmp_path), buckets), task, buckets)
+    run_job("examining", TOTAL, transform, local_pipeline, watch)
     assert watch.begun == watch.ended == Progress(24, stages.scanned.bytes, 0)
 
 
-def test_writing_counts_the_same_here_and_in_its_metrics(stages):
+def test_writing_counts_the_same_here_and_in_its_metrics(stages, tmp_path):
     watch = ReadTwice()
     for taken_up in (False, True):
-        run_job("writing", TOTAL, WriteShards(tuple(stages.shards), stages.task), local_pipeline, watch)
+        transform = WriteShards(write_units(str(tmp_path), stages.shards), stages.task, stages.shards)
+        run_job("writing", TOTAL, transform, local_pipeline, watch)
         assert watch.begun == watch.ended
         assert (watch.ended.images, watch.ended.bytes == 0) == (24, taken_up)
 
