@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import signal
@@ -13,6 +15,7 @@ import pytest
 
 from beam_jobs.errors import DiskError, EmptySplit, OptionError
 from beam_jobs.options import TableColumns
+from beam_jobs.planning import plan
 from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
 from tests.beam_jobs.loaded_plan import facts_of, make_plan
@@ -162,6 +165,20 @@ def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
     )
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "0\n"
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path, read):
+    facts, calls = facts_of([examined(*many(40))], 0), itertools.count(1)
+
+    def failing(columns):
+        yield from facts(columns)
+        if next(calls) == read:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    with pytest.raises(OSError, match="the disk is broken") as caught:
+        plan.make_plan(failing, EVERYTHING, str(tmp_path))
+    assert caught.value.errno == errno.EIO
 
 
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
