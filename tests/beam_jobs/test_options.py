@@ -32,6 +32,8 @@ MODES = ("overwrite", "append", "retry_rejects")  # of the work as well; each ex
 SHAPES_ONLY_THE_WORK = {
     "source": "elsewhere",
     "out": "elsewhere",
+    "plan_memory_mb": 200,
+    "spill_dir": "/spill",
     "threads": 3,
     "bucket_images": 7,
     "max_reject_ratio": 0.5,

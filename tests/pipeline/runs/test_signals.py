@@ -83,14 +83,15 @@ entry.main()
 TWICE = """
 import os, signal
 from pipeline import cli
+from pipeline.cli import errors
 class Command:
     def main(*_, **__):
         os.kill(os.getpid(), signal.{name})
-answer = cli._interrupted
+answer = errors.interruption
 def struck(remark):
-    cli._interrupted = answer
+    errors.interruption = answer
     os.kill(os.getpid(), signal.{name})
-cli.cli, cli._interrupted = Command, struck
+cli.cli, errors.interruption = Command, struck
 cli.main([])
 """
 # The signal comes where nobody can answer it, and the interpreter drops what a handler raises.
