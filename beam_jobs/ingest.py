@@ -124,6 +124,8 @@ def _check_before_writing(options: IngestOptions) -> None:
     """Raises `OptionError` for directories that the options do not allow, before the lock of the output is written."""
     if options.spill_dir and not os.path.isdir(options.spill_dir):
         raise OptionError(f"spill_dir is {options.spill_dir!r}, which is no directory here; make it, or name another")
+    if options.spill_dir and (refusal := disk.refusal(options.spill_dir)):
+        raise OptionError(f"spill_dir is {options.spill_dir!r}: {refusal.reason}; name another")
     if options.append or options.retry_rejects or options.overwrite:
         replace.check_replaceable(options.out)
         if not options.overwrite:
@@ -180,7 +182,7 @@ class _Ingest:
                 old.manifest.labels if old else (),
                 spill,
             )
-        retried_keys = self._retried_keys(paths, rejects)
+            retried_keys = self._retried_keys(paths, rejects)
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._report_plan(plan, warnings)
         rejects = rejects_table(rejects, plan.rejects)

@@ -134,7 +134,7 @@ _WORDS = (
     r"(?:password|passwd|pwd|secret|token|credentials?|signature|sig|authorization"
     r"|api[-_]?key|access[-_]?key(?:[-_]?id)?|private[-_]?key|account[-_]?key)"
 )
-# The time of every pattern grows with the length of a text alone: values come from files of strangers, too.
+# The time of every pattern is proportional to the length of the text: values come from files of strangers, too.
 # A complete word of a name, so that `max_tokens` and `design` do not match.
 _SECRET_WORD = re.compile(rf"(?:^(?:AWS|GOOG)?|[_.-]){_WORDS}(?![^_.-])", re.IGNORECASE)
 _NAME = re.compile(r"[\w.-]+")

@@ -82,16 +82,20 @@ _PREFIX = "feedline-copies-"
 _MIN_AGE_S = 60.0  # a younger directory may not be locked yet
 
 
-def temporary_directory() -> str:
+def temporary_directory(parent: str = "") -> str:
     """Returns a new directory, which this process removes at its end, or a later process if this one is killed.
 
     A forked process shares the directory and does not remove it.
 
+    Args:
+      parent: directory in which to create it; by default that of temporary files.
+
     Raises:
       OSError: the directory cannot be created.
     """
-    _remove_all_stale(tempfile.gettempdir())
-    directory = tempfile.mkdtemp(prefix=_PREFIX)
+    parent = parent or tempfile.gettempdir()
+    _remove_all_stale(parent)
+    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     _lock(directory)  # the descriptor stays open until this process ends
     atexit.register(_remove, os.getpid(), directory)
     return directory

@@ -67,7 +67,8 @@ FACTS = pa.schema(
 _REF_COLUMNS = ("key", "uri", "label", "group", "split", "extra", "annotations")
 # Where workers find the stored bytes, and the values of a mask; these columns are not published.
 _WORK_COLUMNS = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
-# For the plan alone: `shards.hashes64` of the key and of `sha256`, and a place for a small grey picture of the image.
+# For the plan alone: `shards.hashes64` of the key and of `sha256`. `thumbnail` is reserved for a grey picture of the
+# image of at most 1 kB, with which a plan could confirm near duplicates; it is null.
 _HASHES = pa.schema([("order_hash", pa.uint64()), ("content_hash", pa.uint64()), ("thumbnail", pa.binary())])
 EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + [*FACTS, *_WORK_COLUMNS, *_HASHES])
 REJECTS = pa.schema(
@@ -188,6 +189,15 @@ def table_writer(
         pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer,
     ):
         yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
+
+
+def row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
+    """Returns the bytes of a Parquet file with a row group per table; equal tables give equal bytes."""
+    stream = io.BytesIO()
+    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer:
+        for rows in tables:
+            writer.write_table(rows, row_group_size=max(1, len(rows)))
+    return stream.getvalue()
 
 
 def read_row_group(path: str, index: int) -> pa.Table:

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,9 +30,12 @@ from beam_jobs.rejects import Reject, RejectReason
 RECORD_OVERHEAD_BYTES = 500
 _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
+_OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
 # Facts that `_columns` needs.
 _FACTS = ("key", "sha256", "group", "split", "label", "annotations", "bytes", "order_hash", "content_hash")
-_BATCH_ROWS = 1 << 13  # small, because user columns and annotations of an image may have a megabyte each
+_BATCH_BYTES = 1 << 30  # largest size of a column of a batch; the database refuses 2 GiB
+_BATCH_ROWS = 1 << 13
+_INSERT_BYTES = 8 << 20  # of facts that are inserted at once, as a statement takes milliseconds; a file may be larger
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,7 +61,7 @@ class ImageTables:
       old: `IMAGES` rows of the dataset that is added to.
       facts: reads the `EXAMINED` rows of the new images.
       label_kind: one of `types.LABEL_KINDS`.
-      faults: errors of `facts`, which the database replaces by its own.
+      batch_rows: number of rows of a batch, of which each may have cells of the largest size.
     """
 
     database: duckdb.DuckDBPyConnection
@@ -66,7 +69,7 @@ class ImageTables:
     old: pa.Table
     facts: Facts
     label_kind: str
-    faults: list[Exception] = field(default_factory=list)
+    batch_rows: int
 
     def run(self, statement: str, **parameters: object) -> None:
         """Runs a statement."""
@@ -78,7 +81,7 @@ class ImageTables:
 
     def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a query, some thousands at a time; no other statement may run meanwhile."""
-        batches = self._wait(lambda: iter(self.database.execute(statement).fetch_record_batch(_BATCH_ROWS)))
+        batches = self._wait(lambda: iter(self.database.execute(statement).fetch_record_batch(self.batch_rows)))
         while (batch := self._wait(lambda: next(batches, None))) is not None:
             yield batch
 
@@ -94,42 +97,32 @@ class ImageTables:
         """Creates a table of the database with rows."""
         self._wait(lambda: self.database.from_arrow(rows).create(table))
 
-    def insert_all(self, table: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-        """Creates a table of the database with the rows of tables, which are read one after the other."""
-        self._wait(lambda: self.database.from_arrow(self._reader(schema, tables)).create(table))
+    def insert_all(self, table: str, parts: Iterable[pa.Table]) -> None:
+        """Creates a table of the database with the rows of at least one table, which are read one after the other."""
+        is_new = True
+        for rows in _grouped(parts):
+            self.insert(table, rows) if is_new else self._append(table, rows)
+            is_new = False
 
-    def register_facts(self) -> None:
-        """Makes the facts of all new images the view `facts` of the next query, with `id`; it can read them once."""
+    def insert_facts(self) -> None:
+        """Creates the table `facts` with the facts of all new images, and `id`."""
 
-        def tables() -> Iterator[pa.Table]:
+        def parts() -> Iterator[pa.Table]:
             start = len(self.old)
-            for table in self.facts(schemas.EXAMINED.names):
+            for table in itertools.chain([schemas.EXAMINED.empty_table()], self.facts(schemas.EXAMINED.names)):
                 yield table.append_column("id", pa.array(np.arange(start, start + len(table))))
                 start += len(table)
 
-        schema = schemas.EXAMINED.append(pa.field("id", pa.int64()))
-        self._wait(lambda: self.database.register("facts", self._reader(schema, tables())))
+        self.insert_all("facts", parts())
 
-    def _reader(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.RecordBatchReader:
-        def batches() -> Iterator[pa.RecordBatch]:
-            try:
-                for table in tables:
-                    yield from table.to_batches()
-            except Exception as error:
-                self.faults.append(error)
-                raise
-
-        return pa.RecordBatchReader.from_batches(schema, batches())
+    def _append(self, table: str, rows: pa.Table) -> None:
+        self._wait(lambda: self.database.from_arrow(rows).insert_into(table))
 
     def _wait(self, work: Callable[[], T]) -> T:
         """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
         result = self.thread.submit(work)
         try:
             return result.result()
-        except Exception:
-            if self.faults:
-                raise self.faults[0] from None
-            raise
         finally:
             while not result.done():  # a signal
                 self.database.interrupt()
@@ -159,16 +152,23 @@ def open_tables(
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
-    spill = spill or system.temporary_directory()
+    # A directory of its own, because DuckDB gives the files of two processes the same names.
+    spill = system.temporary_directory(spill)
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
     with (
-        _explain_errors(spill, options.plan_memory_mb),
+        _explain_errors(os.path.dirname(spill), options.plan_memory_mb),
         contextlib.closing(_connect(spill, options.plan_memory_mb)) as database,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
     ):
-        tables = ImageTables(database=database, thread=thread, old=old, facts=facts, label_kind=label_kind)
-        rows = _image_rows(tables, options.seed, appearance)
-        tables.insert_all("images", next(rows).schema, rows)
+        tables = ImageTables(
+            database=database,
+            thread=thread,
+            old=old,
+            facts=facts,
+            label_kind=label_kind,
+            batch_rows=min(_BATCH_ROWS, _BATCH_BYTES // options.columns.max_value_bytes),
+        )
+        tables.insert_all("images", _image_rows(tables, options.seed, appearance))
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
         if len(old) and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
@@ -182,15 +182,18 @@ def _explain_errors(spill: str, memory_mb: int) -> Iterator[None]:
 
     try:
         yield
-    except duckdb.OutOfMemoryException as error:
+    except (duckdb.OutOfMemoryException, duckdb.IOException, OSError) as error:
         cause = str(error).partition("\n")[0]
-        if _SPILL_FULL not in cause:
-            raise OptionError(
-                f"plan_memory_mb is {memory_mb}, and the plan needs more ({cause}); set a larger --plan-memory-mb"
+        # While rows are fetched, Arrow replaces the errors of the database by OSError.
+        if isinstance(error, OSError) and not cause.startswith((_OUT_OF_MEMORY, _IO_ERROR)):
+            raise
+        if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
+            raise DiskError(
+                f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is "
+                "finished is kept"
             ) from None
-        raise DiskError(
-            f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is finished "
-            "is kept"
+        raise OptionError(
+            f"plan_memory_mb is {memory_mb}, and the plan needs more ({cause}); set a larger --plan-memory-mb"
         ) from None
 
 
@@ -229,9 +232,8 @@ _LATER_ROWS = """
 
 
 def _image_rows(tables: ImageTables, seed: int, appearance: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields the rows of `images`, beginning with those of the old images, after an empty table."""
+    """Yields the rows of `images`, beginning with those of the old images."""
     names = (*_FACTS, *appearance)
-    yield _columns(schemas.IMAGES.empty_table(), 0, tables.label_kind, np.zeros(0, np.uint64), appearance)
     content_hashes = shards.hashes64(shards.SPLIT, seed, _texts(tables.old["sha256"]))
     yield _columns(tables.old, 0, tables.label_kind, content_hashes, appearance)
     start = len(tables.old)
@@ -265,6 +267,20 @@ def _columns(table: pa.Table, start: int, label_kind: str, content_hashes: Any, 
     return pa.table({**columns, **{name: table[name] for name in appearance}})
 
 
+def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields the rows of tables in order, joined to tables of about `_INSERT_BYTES`."""
+    pending: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        pending.append(table)
+        size += table.nbytes
+        if size >= _INSERT_BYTES:
+            yield pa.concat_tables(pending)
+            pending, size = [], 0
+    if pending:
+        yield pa.concat_tables(pending)
+
+
 def _texts(column: pa.ChunkedArray) -> Iterator[str]:
     return itertools.chain.from_iterable(map(shards.texts, column.chunks))
 
@@ -274,8 +290,9 @@ def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     tables.run(_REPEATED_KEYS)
     if not tables.number("SELECT count(*) FROM repeated"):
         return ()
-    tables.register_facts()
+    tables.insert_facts()
     rows = tables.query(_LATER_ROWS)
+    tables.run("DROP TABLE facts")
     tables.insert("later", rows.select(["id"]))
     tables.run("DELETE FROM images WHERE id IN (SELECT id FROM later)")
     return tuple(_reject(row) for row in rows.select(["key", "uri"]).to_pylist())

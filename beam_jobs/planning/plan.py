@@ -23,7 +23,7 @@ from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.rejects import Reject
 
 _NO_SPLIT = -1
-_DROPPED_ROWS = 1 << 16  # per row group
+_ROW_GROUP = 1 << 16  # rows that are in no shard, at a time
 _MAX_EXAMPLES = 20
 
 
@@ -220,7 +220,8 @@ class _PlannedRows:
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
         written = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
-        schemas.count_float32_changes(self.float32_changes, written["extra"])
+        for start in range(0, len(written), _ROW_GROUP):
+            schemas.count_float32_changes(self.float32_changes, written["extra"].slice(start, _ROW_GROUP))
         tables.run(_PLACED)
         totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
         for place, name in enumerate(options.splits):
@@ -229,7 +230,7 @@ class _PlannedRows:
         rows_by_place = {}
         for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
             images, size = totals[place]
-            count = -(-images // _DROPPED_ROWS) if place == _NO_SPLIT else _shard_count(images, size, options)
+            count = -(-images // _ROW_GROUP) if place == _NO_SPLIT else _shard_count(images, size, options)
             name = "dropped" if place == _NO_SPLIT else list(options.splits)[place]
             rows = ShardRows(directory, name, shards.Cutter(images, size, count), labels)
             for _, part, sizes in parts:
@@ -244,7 +245,7 @@ class _PlannedRows:
 
     def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
         """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
-        self._tables.register_facts()
+        self._tables.insert_facts()
         for batch in self._tables.batches(_ROWS):
             table = pa.Table.from_batches([batch])
             places = table["place"].to_numpy()

@@ -13,6 +13,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import schemas, shards
 
 _FILE_BYTES = 32 << 20  # in memory; a shard may be larger
+_FILE_SHARDS = 64  # the reader of a shard reads two kilobytes of metadata for each
 # Columns that determine the bytes of a record, besides the options.
 _DIGESTED = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
 
@@ -46,7 +47,7 @@ class PlannedShard:
 class ShardRows:
     """Writes the rows of one split.
 
-    The names of the files contain a digest of their content, because workers of an earlier run may still read theirs.
+    The names of the files contain a digest of their bytes, because workers of an earlier run may still read theirs.
 
     Attributes:
       shards: the shards that are complete in a file.
@@ -93,18 +94,19 @@ class ShardRows:
         self._parts = []
         self._waiting.append((rows, _digest(rows, self._labels)))
         self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes >= _FILE_BYTES:
+        if self._waiting_bytes >= _FILE_BYTES or len(self._waiting) >= _FILE_SHARDS:
             self._write()
 
     def _write(self) -> None:
         if not self._waiting:
             return
-        name = hashlib.sha256("".join(digest for _, digest in self._waiting).encode()).hexdigest()[:16]
-        path = f"{self._stem}-{len(self.shards):05d}-{name}.parquet"
-        with schemas.table_writer(path, schemas.PLANNED, durable=False) as write:  # every run writes it again
-            for row_group, (rows, digest) in enumerate(self._waiting):
-                write(rows)
-                self.shards.append(PlannedShard(path=path, row_group=row_group, images=len(rows), digest=digest))
+        data = schemas.row_groups([rows for rows, _ in self._waiting], schemas.PLANNED)
+        path = f"{self._stem}-{len(self.shards):05d}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        storage.write_bytes(path, data, durable=False)  # every run writes it again
+        self.shards += [
+            PlannedShard(path=path, row_group=row_group, images=len(rows), digest=digest)
+            for row_group, (rows, digest) in enumerate(self._waiting)
+        ]
         self._waiting, self._waiting_bytes = [], 0
 
 

@@ -95,7 +95,7 @@ def publish(
     totals = {name: source_facts.shards_before(name) + len(new) for name, new in new_shards.items()}
     tally = _Tally(next(iter(existing.manifest.splits if existing else new_shards)))
     scratch = storage.join(work, "tmp")
-    images = _images(plan, tasks, work, existing, tally, source_facts.label_kind)
+    images = _images(plan, tasks, work, tally, source_facts.label_kind)
     with schemas.table_writer(storage.join(options.out, manifest.IMAGES_NAME), schemas.IMAGES, scratch) as write:
         for rows in _row_groups(images):
             tally.add(rows)
@@ -289,12 +289,10 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
             storage.remove_tree(directory)
 
 
-def _images(
-    plan: Plan, tasks: Sequence[ShardTask], work: str, existing: ExistingDataset | None, tally: _Tally, label_kind: str
-) -> Iterator[pa.Table]:
+def _images(plan: Plan, tasks: Sequence[ShardTask], work: str, tally: _Tally, label_kind: str) -> Iterator[pa.Table]:
     """Yields the `IMAGES` rows of a dataset: the old ones, the dropped ones, then shard after shard."""
-    if existing:
-        yield plan.existing
+    for start in range(0, len(plan.existing), _ROW_GROUP):
+        yield plan.existing.slice(start, _ROW_GROUP)
     for part in plan.dropped.shards:
         yield _image_rows(part.read(), "", -1, [-1] * part.images)
     for task in tasks:
@@ -305,12 +303,13 @@ def _images(
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yields the rows of tables as tables of about `_ROW_GROUP` rows, at least one table."""
-    pending = [schemas.IMAGES.empty_table()]
+    pending, count = [schemas.IMAGES.empty_table()], 0
     for table in tables:
         pending.append(table)
-        if sum(map(len, pending)) >= _ROW_GROUP:
+        count += len(table)
+        if count >= _ROW_GROUP:
             yield pa.concat_tables(pending)
-            pending = []
+            pending, count = [], 0
     if pending:
         yield pa.concat_tables(pending)
 

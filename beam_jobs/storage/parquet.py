@@ -121,6 +121,7 @@ def _encoded_batches(stream: BinaryIO, columns: Sequence[str] | None, rows: int)
 def _to_pylist(column: pa.Array) -> list[Any]:
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
+    column.validate(full=True)  # of the indices, which a damaged file may have beyond the dictionary
     values = [*column.dictionary.to_pylist(), None]
     return [values[-1 if index is None else index] for index in column.indices.to_pylist()]
 

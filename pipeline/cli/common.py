@@ -1,7 +1,6 @@
 """Code shared by the commands: options such as `--config`, `--set` and `--json`, and output of results and progress.
 
-Progress is a bar on a terminal, otherwise a line every
-`_LINE_SECONDS`; both on standard error.
+Progress is a bar on a terminal, otherwise a line every `_LINE_SECONDS`; both on standard error.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def to_error_report(error: Exception) -> ErrorReport:
 
 
 def interruption(remark: str) -> ErrorReport:
-    """Returns the error of a command that a signal ended, with what the command says of it."""
+    """Returns the error of a command that a signal ended, with the remark of the command."""
     state = "; ".join(filter(None, ["interrupted", remark]))
     message = f"{state}; what is finished is kept, run the same command again to continue"
     return ErrorReport(message=message, code=signals.code(), kind=INTERRUPTED)

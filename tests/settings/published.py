@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import tensorflow as tf
 
 from beam_jobs import storage
@@ -23,6 +24,23 @@ from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.settings.table import nested_of
+
+
+@contextlib.contextmanager
+def databases_opened() -> Iterator[list[str]]:
+    """The memory limits of the databases that are opened within the block."""
+    limits: list[str] = []
+    connect = duckdb.connect
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        limits.append(options["config"]["memory_limit"])
+        return connect(*arguments, **options)
+
+    duckdb.connect = note
+    try:
+        yield limits
+    finally:
+        duckdb.connect = connect
 
 
 @contextlib.contextmanager
@@ -50,6 +68,7 @@ class Published:
       error: what ended the ingest; empty when it published.
       buckets: units of work that were examined.
       threads: how many its pools for images started.
+      plan_memory: memory limits of the databases of its plans.
       at_once: most requests at a time that a web server got from it.
       lines: what it reported.
     """
@@ -58,6 +77,7 @@ class Published:
     error: str
     buckets: int
     threads: int
+    plan_memory: list[str]
     at_once: int
     lines: list[str]
 
@@ -137,7 +157,7 @@ class Ingests:
                 buckets.append(len(list(out.glob("_work/**/facts-*.parquet"))))
 
         error = ""
-        with threads_started() as started:
+        with threads_started() as started, databases_opened() as limits:
             try:
                 run(options, report=report)
             except FeedlineError as failure:
@@ -147,6 +167,7 @@ class Ingests:
             error=error,
             buckets=sum(buckets),
             threads=sum(name.startswith("feedline_") for name in started),
+            plan_memory=limits,
             at_once=self._most_at_once(),
             lines=lines,
         )

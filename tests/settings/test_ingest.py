@@ -182,6 +182,15 @@ ROWS = [
         given={"ingest.source": "sector.csv", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0},
     ),
     row("ingest.threads", 3, lambda found: found.threads > 0, (False, True), given=PHOTOS, first=(1,), same=stored),
+    row(
+        "ingest.plan_memory_mb",
+        200,
+        lambda found: found.plan_memory,
+        (["1000MB"], ["200MB"]),
+        given=PHOTOS,
+        same=stored,
+    ),
+    row("ingest.spill_dir", "nowhere", error, ("", "OptionError"), given=PHOTOS),
     row("ingest.bucket_images", 8, lambda found: found.buckets, (1, ALL // 8), given=PHOTOS, same=stored),
     row("ingest.columns.image", "small", sizes, ({(24, 32)}, {(16, 16)}), given=TABLE),
     row(

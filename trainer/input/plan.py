@@ -211,7 +211,7 @@ def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
     host, group = plan.host, plan.group * plan.host.count
     groups, delivered = images // (group * plan.crops), images % (group * plan.crops)
     crops, records = delivered // group, delivered % group  # over all hosts
-    host_records = -(-(records - host.index) // host.count)  # record after record goes to the next host
+    host_records = -(-(records - host.index) // host.count)  # records go to the hosts in turn
     return groups * group, crops * plan.group + host_records
 
 

@@ -135,18 +135,18 @@ def _tables(magnitude: float) -> dict[str, np.ndarray]:
     }
     value = np.arange(256)
     for is_negative, sign in enumerate((1.0, -1.0)):
-        table_index = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
+        index = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
         factor, angle = 1.0 + sign * 0.9 * level, sign * math.radians(30.0 * level)
-        tables["maps"][table_index["shear_x"], 0, 1] = tables["maps"][table_index["shear_y"], 1, 0] = sign * 0.3 * level
+        tables["maps"][index["shear_x"], 0, 1] = tables["maps"][index["shear_y"], 1, 0] = sign * 0.3 * level
         shift = sign * 150 / 331 * level
-        tables["maps"][table_index["translate_x"], 0, 2] = tables["maps"][table_index["translate_y"], 1, 2] = shift
+        tables["maps"][index["translate_x"], 0, 2] = tables["maps"][index["translate_y"], 1, 2] = shift
         rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-        tables["maps"][table_index["rotate"], :, :2] = rotation
-        tables["values"][table_index["brightness"]] = tables["values"][table_index["contrast"]] = value * factor
-        tables["to_mean"][table_index["contrast"]] = 1.0 - factor
-        tables["values"][table_index["posterize"]] = value >> round(4 * level) << round(4 * level)
-        tables["values"][table_index["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
-        tables["colour"][table_index["color"]] = tables["sharpness"][table_index["sharpness"]] = factor
+        tables["maps"][index["rotate"], :, :2] = rotation
+        tables["values"][index["brightness"]] = tables["values"][index["contrast"]] = value * factor
+        tables["to_mean"][index["contrast"]] = 1.0 - factor
+        tables["values"][index["posterize"]] = value >> round(4 * level) << round(4 * level)
+        tables["values"][index["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
+        tables["colour"][index["color"]] = tables["sharpness"][index["sharpness"]] = factor
     return tables
 
 
