@@ -271,7 +271,9 @@ def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, deta
 
 def test_an_output_that_somebody_removes_is_named_and_made_anew_by_the_next_run(tmp_path):
     options = small(tmp_path)
-    with pytest.raises(DiskError, match=r"/out: No such file or directory while writing \(.*/out/_work/(?:plan|units)/"):
+    with pytest.raises(
+        DiskError, match=r"/out: No such file or directory while writing \(.*/out/_work/(?:plan|units)/"
+    ):
         ingest.run(options, Recorder(lambda: shutil.rmtree(options.out)))
     assert not manifest.is_published(options.out)
     assert ingest.run(options).counts.written == 8
