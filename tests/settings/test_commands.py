@@ -384,7 +384,12 @@ def test_an_option_changes_the_end_of_the_way(row: Row, run: Run):
 
 COMMANDS = {context.command_path.partition(" ")[2]: command for command, context in every_command()}
 SETTINGS = {key for covered in COVERED.values() for section in covered for key in documented(section)}
-VALUES = {"--min-accuracy": "0.25", "--max-reject-ratio": "0.25", "--splits": "a=1,b=1"}
+VALUES = {
+    "--min-accuracy": "0.25",
+    "--max-reject-ratio": "0.25",
+    "--splits": "a=1,b=1",
+    "--plan-memory-mb": "200",
+}
 
 
 def settings_of(name: str) -> dict[str, str]:
