@@ -174,7 +174,7 @@ class _Ingest:
         with self._on_disk("planning"):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             plan = make_plan(
-                lambda columns: (schemas.read(path, columns) for path in paths),
+                paths,
                 self.options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,

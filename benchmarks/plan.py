@@ -46,7 +46,7 @@ def main() -> None:
             schemas.write_table(path, table, durable=False)
 
         def plan(options: IngestOptions) -> None:
-            make_plan(lambda columns: (schemas.read(path, columns) for path in paths), options, scratch, spill=scratch)
+            make_plan(paths, options, scratch, spill=scratch)
 
         results |= _show("plan", arguments.images, start, lambda: plan(options))
         results |= _show("plan, near duplicates", arguments.images, start, lambda: plan(near))

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from beam_jobs import storage
 from beam_jobs.common import system
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.errors import DiskError, OptionError
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# Names of columns -> tables with these columns of `EXAMINED` rows, in any order, equal in every call.
-Facts = Callable[[Sequence[str]], Iterable[pa.Table]]
+_FACTS_VIEW = """
+    CREATE VIEW facts AS
+    SELECT rows.* EXCLUDE (filename, file_row_number), files.start + file_row_number AS id
+    FROM read_parquet([{paths}], filename = true, file_row_number = true) AS rows JOIN files USING (filename)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class ImageTables:
       database: connection to the tables.
       thread: runs the statements.
       old: `IMAGES` rows of the dataset that is added to.
-      facts: reads the `EXAMINED` rows of the new images.
+      facts: paths of local files of the `EXAMINED` rows of the new images.
       label_kind: one of `types.LABEL_KINDS`.
       batch_rows: number of rows of a batch, of which each may have cells of the largest size.
     """
@@ -67,7 +70,7 @@ class ImageTables:
     database: duckdb.DuckDBPyConnection
     thread: ThreadPoolExecutor
     old: pa.Table
-    facts: Facts
+    facts: tuple[str, ...]
     label_kind: str
     batch_rows: int
 
@@ -104,16 +107,9 @@ class ImageTables:
             self.insert(table, rows) if is_new else self._append(table, rows)
             is_new = False
 
-    def insert_facts(self) -> None:
-        """Creates the table `facts` with the facts of all new images, and `id`."""
-
-        def parts() -> Iterator[pa.Table]:
-            start = len(self.old)
-            for table in itertools.chain([schemas.EXAMINED.empty_table()], self.facts(schemas.EXAMINED.names)):
-                yield table.append_column("id", pa.array(np.arange(start, start + len(table))))
-                start += len(table)
-
-        self.insert_all("facts", parts())
+    def open_facts(self) -> None:
+        """Creates the view `facts` of all facts of the new images, with `id`."""
+        self.run(_FACTS_VIEW.format(paths=", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)))
 
     def _append(self, table: str, rows: pa.Table) -> None:
         self._wait(lambda: self.database.from_arrow(rows).insert_into(table))
@@ -131,7 +127,7 @@ class ImageTables:
 
 @contextlib.contextmanager
 def open_tables(
-    facts: Facts,
+    facts: Sequence[str],
     existing: pa.Table | None,
     options: IngestOptions,
     label_kind: str,
@@ -140,7 +136,7 @@ def open_tables(
     """Loads the images into a database that is open inside the block; rejects all new images of a key but the first.
 
     Args:
-      facts: reads the `EXAMINED` rows of the new images.
+      facts: paths of the Parquet files of the `EXAMINED` rows of the new images.
       existing: `IMAGES` rows of the dataset that is added to; None for a new dataset.
       options: seed of the hashes, the policy for near duplicates, and the memory of the database.
       label_kind: one of `types.LABEL_KINDS`.
@@ -164,7 +160,7 @@ def open_tables(
             database=database,
             thread=thread,
             old=old,
-            facts=facts,
+            facts=tuple(_local_files(facts, spill)),
             label_kind=label_kind,
             batch_rows=min(_BATCH_ROWS, _BATCH_BYTES // options.columns.max_value_bytes),
         )
@@ -172,6 +168,8 @@ def open_tables(
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
         if len(old) and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
+        if facts:
+            tables.open_facts()
         yield tables, _reject_repeated_keys(tables)
 
 
@@ -188,8 +186,9 @@ def _explain_errors(spill: str, memory_mb: int) -> Iterator[None]:
         if isinstance(error, OSError) and not cause.startswith((_OUT_OF_MEMORY, _IO_ERROR)):
             raise
         if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
+            state = "has no room" if _SPILL_FULL in cause or "No space left" in cause else "cannot be used"
             raise DiskError(
-                f"{spill} has no room for the plan ({cause}); make room, then run the same command again: what is "
+                f"{spill} {state} for the plan ({cause}); repair that, then run the same command again: what is "
                 "finished is kept"
             ) from None
         raise OptionError(
@@ -236,10 +235,12 @@ def _image_rows(tables: ImageTables, seed: int, appearance: Sequence[str]) -> It
     names = (*_FACTS, *appearance)
     content_hashes = shards.hashes64(shards.SPLIT, seed, _texts(tables.old["sha256"]))
     yield _columns(tables.old, 0, tables.label_kind, content_hashes, appearance)
-    start = len(tables.old)
-    for table in tables.facts(names):
-        yield _columns(table, start, tables.label_kind, table["content_hash"], appearance)
-        start += len(table)
+    starts = [len(tables.old)]
+    for path in tables.facts:
+        table = schemas.read(path, names)
+        yield _columns(table, starts[-1], tables.label_kind, table["content_hash"], appearance)
+        starts.append(starts[-1] + len(table))
+    tables.insert("files", pa.table({"filename": pa.array(tables.facts, pa.string()), "start": starts[:-1]}))
 
 
 def _columns(table: pa.Table, start: int, label_kind: str, content_hashes: Any, appearance: Sequence[str]) -> pa.Table:
@@ -267,6 +268,17 @@ def _columns(table: pa.Table, start: int, label_kind: str, content_hashes: Any, 
     return pa.table({**columns, **{name: table[name] for name in appearance}})
 
 
+def _local_files(paths: Sequence[str], directory: str) -> Iterator[str]:
+    """Yields the paths of files that the database can read: of an object in a store, that of a copy."""
+    for number, path in enumerate(paths):
+        if not storage.is_remote(path):
+            yield path
+            continue
+        copy = os.path.join(directory, f"facts-{number}.parquet")
+        storage.write_bytes(copy, storage.read_bytes(path), durable=False)
+        yield copy
+
+
 def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yields the rows of tables in order, joined to tables of about `_INSERT_BYTES`."""
     pending: list[pa.Table] = []
@@ -290,9 +302,7 @@ def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     tables.run(_REPEATED_KEYS)
     if not tables.number("SELECT count(*) FROM repeated"):
         return ()
-    tables.insert_facts()
     rows = tables.query(_LATER_ROWS)
-    tables.run("DROP TABLE facts")
     tables.insert("later", rows.select(["id"]))
     tables.run("DELETE FROM images WHERE id IN (SELECT id FROM later)")
     return tuple(_reject(row) for row in rows.select(["key", "uri"]).to_pylist())

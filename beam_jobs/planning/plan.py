@@ -17,7 +17,7 @@ from beam_jobs.dataset.schemas import Float32Changes
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import duplicates, near_duplicates, splits
-from beam_jobs.planning.image_tables import Facts, ImageTables, open_tables
+from beam_jobs.planning.image_tables import ImageTables, open_tables
 from beam_jobs.planning.labels import label_indices, vocabulary
 from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.rejects import Reject
@@ -89,7 +89,7 @@ class Plan:
 
 
 def make_plan(
-    facts: Facts,
+    facts: Sequence[str],
     options: IngestOptions,
     directory: str,
     label_kind: str = "single",
@@ -103,7 +103,7 @@ def make_plan(
     a policy keeps one image per set.
 
     Args:
-      facts: reads the `EXAMINED` rows.
+      facts: paths of the Parquet files of the `EXAMINED` rows.
       options: splits, seed, shard size and policies.
       directory: directory of the files of rows.
       label_kind: one of `types.LABEL_KINDS`.
@@ -245,7 +245,6 @@ class _PlannedRows:
 
     def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
         """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
-        self._tables.insert_facts()
         for batch in self._tables.batches(_ROWS):
             table = pa.Table.from_batches([batch])
             places = table["place"].to_numpy()

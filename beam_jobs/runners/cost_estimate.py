@@ -36,10 +36,10 @@ REQUEST_SECONDS = 0.0013
 LOCAL_START_SECONDS = 12.0
 FLINK_START_SECONDS = 39.0
 
-# The plan is computed in the process of the command. `python -m benchmarks.plan` on two cores, a million images: 6.8 s
-# and 815 MB, with near duplicates 16 s and 1,083 MB.
-PLAN_SECONDS_PER_IMAGE = 6.8e-6
-PLAN_BYTES_PER_IMAGE = 1_100
+# The plan is computed in the process of the command. `python -m benchmarks.plan` on two slow cores, a million images:
+# 21 s and 1,474 MB, of which at most `plan_memory_mb` are tables.
+PLAN_SECONDS_PER_IMAGE = 21e-6
+PLAN_BYTES_PER_IMAGE = 1_474
 
 
 @dataclass(frozen=True, kw_only=True)

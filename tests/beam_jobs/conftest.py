@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.dataset import schemas
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.sources.archive import TarSource
@@ -40,7 +39,7 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
     for bucket in scanned.buckets:
         examine_bucket(bucket, examine_task)
     paths = [facts_path(str(work), bucket) for bucket in scanned.buckets]
-    plan = make_plan(lambda names: (schemas.read(path, names) for path in paths), OPTIONS, str(work / "plan"))
+    plan = make_plan(paths, OPTIONS, str(work / "plan"))
     return Stages(
         scanned=scanned,
         examine_task=examine_task,

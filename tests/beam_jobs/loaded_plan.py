@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,6 @@ import pyarrow as pa
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import plan
-from beam_jobs.planning.image_tables import Facts
 from beam_jobs.planning.plan import Plan, SplitPlan
 from beam_jobs.planning.planned_rows import ShardRows
 
@@ -48,10 +49,15 @@ def load(split: SplitPlan) -> LoadedSplit:
     return LoadedSplit(split.name, images, (0, *itertools.accumulate(map(len, tables))))
 
 
-def facts_of(tables: Iterable[pa.Table], seed: int) -> Facts:
-    """Returns the reader of facts in memory, with the hashes that examining adds."""
-    hashed = [hash_rows(table, seed) for table in tables]
-    return lambda columns: (table.select(list(columns)) for table in hashed)
+def facts_of(tables: Iterable[pa.Table], seed: int) -> list[str]:
+    """Returns the paths of files of facts, with the hashes that examining adds."""
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    paths = []
+    for table in tables:
+        paths.append(f"{directory}/{len(paths)}.parquet")
+        schemas.write_table(paths[-1], hash_rows(table, seed), durable=False)
+    return paths
 
 
 def hash_rows(table: pa.Table, seed: int) -> pa.Table:

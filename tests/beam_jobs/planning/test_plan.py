@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import random
 import signal
@@ -167,25 +165,17 @@ def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
     assert ended.stdout == "0\n"
 
 
-@pytest.mark.parametrize("read", [1, 2])
-def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path, read):
-    facts, calls = facts_of([examined(*many(40))], 0), itertools.count(1)
-
-    def failing(columns):
-        yield from facts(columns)
-        if next(calls) == read:
-            raise OSError(errno.EIO, "the disk is broken")
-
-    with pytest.raises(OSError, match="the disk is broken") as caught:
-        plan.make_plan(failing, EVERYTHING, str(tmp_path))
-    assert caught.value.errno == errno.EIO
+def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path):
+    (path,) = facts_of([examined(*many(40))], 0)
+    with pytest.raises(OSError, match="No such file"):
+        plan.make_plan([path, f"{path}.gone"], EVERYTHING, str(tmp_path))
 
 
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
     limits = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
     statement = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
     message = (
-        rf"^{tmp_path} has no room for the plan \(.*offload.*\); make room, then run the same command again: what is "
+        rf"^{tmp_path} has no room for the plan \(.*offload.*\); repair that, then run the same command again: what is "
     )
     with pytest.raises(DiskError, match=message):
         query(statement, str(tmp_path), limits)

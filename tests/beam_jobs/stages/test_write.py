@@ -92,7 +92,7 @@ def test_the_rows_of_an_earlier_plan_stay_for_workers_that_still_read_them(stage
     directory = str(Path(stages.shards[0].rows.path).parent)
     before = [task.rows.read() for task in stages.shards]
     paths = [facts_path(stages.task.work, bucket) for bucket in stages.scanned.buckets[1:]]
-    make_plan(lambda names: (schemas.read(path, names) for path in paths), OPTIONS, directory)
+    make_plan(paths, OPTIONS, directory)
     assert [task.rows.read() for task in stages.shards] == before
 
 
