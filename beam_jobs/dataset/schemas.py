@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -167,10 +167,9 @@ def reject_row(reject: Reject) -> dict[str, Any]:
 
 def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:
     """Writes rows as a Parquet file, atomically, and returns the crc32c of its bytes."""
-    stream = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema), stream, **_PARQUET_OPTIONS)
-    storage.write_bytes(path, stream.getvalue())
-    return google_crc32c.value(stream.getvalue())
+    data = row_groups([pa.Table.from_pylist(list(rows), schema)], schema)
+    storage.write_bytes(path, data)
+    return google_crc32c.value(data)
 
 
 def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
@@ -184,20 +183,23 @@ def table_writer(
     path: str, schema: pa.Schema, scratch: str = "", durable: bool = True
 ) -> Iterator[Callable[[pa.Table], None]]:
     """Yields a function that appends a row group of rows to a Parquet file; see `write_table`."""
-    with (
-        storage.atomic_writer(path, scratch, durable) as stream,
-        pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer,
-    ):
-        yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
+    with storage.atomic_writer(path, scratch, durable) as stream, _row_group_writer(stream, schema) as write_rows:
+        yield write_rows
 
 
 def row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
     """Returns the bytes of a Parquet file with a row group per table; equal tables give equal bytes."""
     stream = io.BytesIO()
-    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer:
+    with _row_group_writer(stream, schema) as write_rows:
         for rows in tables:
-            writer.write_table(rows, row_group_size=max(1, len(rows)))
+            write_rows(rows)
     return stream.getvalue()
+
+
+@contextlib.contextmanager
+def _row_group_writer(stream: BinaryIO, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
+    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer:
+        yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
 
 
 def read_row_group(path: str, index: int) -> pa.Table:

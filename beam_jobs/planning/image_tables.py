@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -153,9 +154,11 @@ def open_tables(
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
     with (
         _explain_errors(os.path.dirname(spill), options.plan_memory_mb),
+        contextlib.ExitStack() as leftovers,
         contextlib.closing(_connect(spill, options.plan_memory_mb)) as database,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
     ):
+        leftovers.callback(shutil.rmtree, spill, ignore_errors=True)  # after the database is closed
         tables = ImageTables(
             database=database,
             thread=thread,
@@ -186,10 +189,11 @@ def _explain_errors(spill: str, memory_mb: int) -> Iterator[None]:
         if isinstance(error, OSError) and not cause.startswith((_OUT_OF_MEMORY, _IO_ERROR)):
             raise
         if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
-            state = "has no room" if _SPILL_FULL in cause or "No space left" in cause else "cannot be used"
+            is_full = _SPILL_FULL in cause or "No space left" in cause
+            problem = f"{spill} has no room for the plan" if is_full else "a file of the plan cannot be read or written"
+            remedy = "make room" if is_full else "repair that"
             raise DiskError(
-                f"{spill} {state} for the plan ({cause}); repair that, then run the same command again: what is "
-                "finished is kept"
+                f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
             ) from None
         raise OptionError(
             f"plan_memory_mb is {memory_mb}, and the plan needs more ({cause}); set a larger --plan-memory-mb"

@@ -219,9 +219,9 @@ class _PlannedRows:
         self._tables, self._labels = tables, labels
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
-        written = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
-        for start in range(0, len(written), _ROW_GROUP):
-            schemas.count_float32_changes(self.float32_changes, written["extra"].slice(start, _ROW_GROUP))
+        old = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
+        for start in range(0, len(old), _ROW_GROUP):
+            schemas.count_float32_changes(self.float32_changes, old["extra"].slice(start, _ROW_GROUP))
         tables.run(_PLACED)
         totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
         for place, name in enumerate(options.splits):
@@ -236,6 +236,10 @@ class _PlannedRows:
             for _, part, sizes in parts:
                 rows.add(part, sizes)
             rows_by_place[place] = rows.close()
+        for place, (images, _) in totals.items():
+            written = sum(shard.images for shard in rows_by_place.get(place, ()))
+            if written != images:
+                raise RuntimeError(f"the plan has {images} images in place {place}, and {written} rows were written")
         self.dropped, *splits = (
             SplitPlan(name=name, images=images, bytes=size, shards=rows_by_place.get(place, ()))
             for place, name in enumerate(("", *options.splits), start=_NO_SPLIT)

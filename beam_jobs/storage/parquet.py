@@ -121,9 +121,11 @@ def _encoded_batches(stream: BinaryIO, columns: Sequence[str] | None, rows: int)
 def _to_pylist(column: pa.Array) -> list[Any]:
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
-    column.validate(full=True)  # of the indices, which a damaged file may have beyond the dictionary
-    values = [*column.dictionary.to_pylist(), None]
-    return [values[-1 if index is None else index] for index in column.indices.to_pylist()]
+    values = column.dictionary.to_pylist()
+    indices = column.indices.to_pylist()
+    if any(index is not None and not 0 <= index < len(values) for index in indices):  # Arrow does not check this
+        raise pa.ArrowInvalid(f"a dictionary of {len(values)} values has no value for an index of the column")
+    return [None if index is None else values[index] for index in indices]
 
 
 def _decode_dictionary(column: pa.Array) -> pa.Array:

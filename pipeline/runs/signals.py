@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # that of `typing`, whose import takes a third of the time until `hold` is called
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType

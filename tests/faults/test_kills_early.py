@@ -26,7 +26,6 @@ pytestmark = pytest.mark.timeout(1200)
 
 SEED = 23
 LATEST_S = 1.5
-DROPPED_S = 20.0  # after which a signal is sent again
 PROGRAM = (FEEDLINE,)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PRODUCT = tuple(str(ROOT / package) for package in ("pipeline", "beam_jobs", "trainer", "components"))
@@ -101,18 +100,7 @@ def ended(command: list[object], number: signal.Signals, waits: bool, late: floa
     ours = takes_signals(process)
     sent = time.monotonic()
     process.send_signal(number)
-    if not ours and still_runs(process):
-        # Python drops a signal while it checks whether the program is an archive: it prints the exception and goes on.
-        ours, sent = takes_signals(process), time.monotonic()
-        process.send_signal(number)
     return ours, finish(process, 120.0, since=sent)
-
-
-def still_runs(process: subprocess.Popen) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(DROPPED_S)
-        return False
-    return True
 
 
 def answered(outcome, number: signal.Signals, ours: bool) -> bool:

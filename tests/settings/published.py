@@ -27,18 +27,19 @@ from tests.settings.table import nested_of
 
 
 @contextlib.contextmanager
-def databases_opened() -> Iterator[list[str]]:
-    """The memory limits of the databases that are opened within the block."""
-    limits: list[str] = []
+def databases_opened() -> Iterator[list[tuple[str, str]]]:
+    """The memory limits and the directories of the databases that are opened within the block."""
+    found: list[tuple[str, str]] = []
     connect = duckdb.connect
 
     def note(*arguments: Any, **options: Any) -> Any:
-        limits.append(options["config"]["memory_limit"])
+        config = options["config"]
+        found.append((config["memory_limit"], str(Path(config["temp_directory"]).parent.parent)))
         return connect(*arguments, **options)
 
     duckdb.connect = note
     try:
-        yield limits
+        yield found
     finally:
         duckdb.connect = connect
 
@@ -68,7 +69,7 @@ class Published:
       error: what ended the ingest; empty when it published.
       buckets: units of work that were examined.
       threads: how many its pools for images started.
-      plan_memory: memory limits of the databases of its plans.
+      databases: memory limits of the databases of its plans, and directories of what exceeds them.
       at_once: most requests at a time that a web server got from it.
       lines: what it reported.
     """
@@ -77,7 +78,7 @@ class Published:
     error: str
     buckets: int
     threads: int
-    plan_memory: list[str]
+    databases: list[tuple[str, str]]
     at_once: int
     lines: list[str]
 
@@ -157,7 +158,7 @@ class Ingests:
                 buckets.append(len(list(out.glob("_work/**/facts-*.parquet"))))
 
         error = ""
-        with threads_started() as started, databases_opened() as limits:
+        with threads_started() as started, databases_opened() as databases:
             try:
                 run(options, report=report)
             except FeedlineError as failure:
@@ -167,7 +168,7 @@ class Ingests:
             error=error,
             buckets=sum(buckets),
             threads=sum(name.startswith("feedline_") for name in started),
-            plan_memory=limits,
+            databases=databases,
             at_once=self._most_at_once(),
             lines=lines,
         )

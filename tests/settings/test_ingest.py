@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -185,8 +186,16 @@ ROWS = [
     row(
         "ingest.plan_memory_mb",
         200,
-        lambda found: found.plan_memory,
+        lambda found: [memory for memory, _ in found.databases],
         (["1000MB"], ["200MB"]),
+        given=PHOTOS,
+        same=stored,
+    ),
+    row(
+        "ingest.spill_dir",
+        tempfile.gettempdir(),
+        lambda found: [directory.removeprefix(str(found.path)) for _, directory in found.databases],
+        (["/_work"], [tempfile.gettempdir()]),
         given=PHOTOS,
         same=stored,
     ),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from beam_jobs.errors import DiskError, EmptySplit, OptionError
 from beam_jobs.options import TableColumns
-from beam_jobs.planning import plan
+from beam_jobs.planning import image_tables, plan
 from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
 from tests.beam_jobs.loaded_plan import facts_of, make_plan
@@ -171,11 +172,31 @@ def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path):
         plan.make_plan([path, f"{path}.gone"], EVERYTHING, str(tmp_path))
 
 
+def test_paths_of_facts_are_no_patterns(tmp_path):
+    folder = tmp_path / "run [1] *?'ü{a}"
+    folder.mkdir()
+    (path,) = facts_of([examined(*many(40))], 0)
+    shutil.move(path, folder / "facts.parquet")
+    (split,) = plan.make_plan([f"{folder}/facts.parquet"], EVERYTHING, str(folder)).splits
+    assert split.images == 40
+
+
+def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_tables, "_FACTS_VIEW", f"{image_tables._FACTS_VIEW} WHERE file_row_number > 0")
+    with pytest.raises(RuntimeError, match=r"^the plan has 40 images in place 0, and 39 rows were written$"):
+        plan.make_plan(facts_of([examined(*many(40))], 0), EVERYTHING, str(tmp_path))
+
+
+def test_nothing_is_left_where_the_plan_spills(tmp_path):
+    query("SELECT 1", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
     limits = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
     statement = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
     message = (
-        rf"^{tmp_path} has no room for the plan \(.*offload.*\); repair that, then run the same command again: what is "
+        rf"^{tmp_path} has no room for the plan \(.*offload.*\); make room, then run the same command again: what is "
     )
     with pytest.raises(DiskError, match=message):
         query(statement, str(tmp_path), limits)

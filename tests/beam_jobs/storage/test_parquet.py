@@ -137,6 +137,22 @@ def test_a_text_of_a_dictionary_counts_in_every_row():
     assert rows_of(repeated(3)) == [{"note": "x" * 400_000}] * 3
 
 
+def dictionary(indices: list) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(["a", "b"]), safe=False)
+
+
+def test_rows_of_a_dictionary_are_its_values():
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"name": dictionary([1, None, 0])}), stream)
+    assert [row["name"] for row in parquet.rows_of(stream)] == ["b", None, "a"]
+
+
+@pytest.mark.parametrize("index", [2, -1])
+def test_no_index_of_a_damaged_file_leads_out_of_its_dictionary(index):
+    with pytest.raises(pa.ArrowInvalid, match="^a dictionary of 2 values has no value for an index of the column$"):
+        parquet._to_pylist(dictionary([1, index]))
+
+
 def test_pages_of_a_group_that_claims_no_row_are_damage():
     data = repeated(5001)
     claimed = b"\x92\x4e"  # 5001 as Thrift writes it; the last one is that of the group
