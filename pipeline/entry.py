@@ -1,16 +1,17 @@
 """The program `feedline`. It records signals before the slow imports, those of the command line included."""
 
-from __future__ import annotations
-
 import os
+import signal
 import sys
-
-from pipeline.runs import signals
 
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they wait for the next import
+    from pipeline.runs import signals
+
     signals.hold()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _leave_working_directory()
     from pipeline import cli
 

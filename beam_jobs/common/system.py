@@ -93,12 +93,27 @@ def temporary_directory(parent: str = "") -> str:
     Raises:
       OSError: the directory cannot be created.
     """
+    directory, _ = _locked_directory(parent)  # the descriptor stays open until this process ends
+    atexit.register(_remove, os.getpid(), directory)
+    return directory
+
+
+@contextlib.contextmanager
+def open_directory(parent: str = "") -> Iterator[str]:
+    """Makes a temporary directory for the block alone; like `temporary_directory` if the process is killed inside."""
+    directory, descriptor = _locked_directory(parent)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(descriptor)  # as long as it is open, the file system cannot become read-only
+
+
+def _locked_directory(parent: str) -> tuple[str, int]:
     parent = parent or tempfile.gettempdir()
     _remove_all_stale(parent)
     directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    _lock(directory)  # the descriptor stays open until this process ends
-    atexit.register(_remove, os.getpid(), directory)
-    return directory
+    return directory, _lock(directory)
 
 
 def _remove_all_stale(parent: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -149,21 +148,19 @@ def open_tables(
       ValueError: a new image has the key of an existing one.
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
-    # A directory of its own, because DuckDB gives the files of two processes the same names.
-    spill = system.temporary_directory(spill)
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
     with (
-        _explain_errors(os.path.dirname(spill), options.plan_memory_mb),
-        contextlib.ExitStack() as leftovers,
-        contextlib.closing(_connect(spill, options.plan_memory_mb)) as database,
+        # A directory of its own, because DuckDB gives the files of two processes the same names.
+        system.open_directory(spill) as spill_dir,
+        _explain_errors(os.path.dirname(spill_dir), options.plan_memory_mb),
+        contextlib.closing(_connect(spill_dir, options.plan_memory_mb)) as database,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
     ):
-        leftovers.callback(shutil.rmtree, spill, ignore_errors=True)  # after the database is closed
         tables = ImageTables(
             database=database,
             thread=thread,
             old=old,
-            facts=tuple(_local_files(facts, spill)),
+            facts=tuple(_local_files(facts, spill_dir)),
             label_kind=label_kind,
             batch_rows=min(_BATCH_ROWS, _BATCH_BYTES // options.columns.max_value_bytes),
         )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -190,6 +191,8 @@ def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch):
 def test_nothing_is_left_where_the_plan_spills(tmp_path):
     query("SELECT 1", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+    opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
 def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
