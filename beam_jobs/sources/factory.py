@@ -1,22 +1,13 @@
-"""The source that the options name, and its fingerprint. A source yields an `ImageRef` or a `Reject` for each image.
-
-The fingerprint identifies a source by keys, labels and content: names and times do not show whether images changed.
-"""
+"""The source that the options name. A source yields an `ImageRef` or a `Reject` for each image."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Protocol
 
 from beam_jobs import storage
-from beam_jobs.common.system import map_ordered
-from beam_jobs.dataset import schemas
-from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.rejects import Reject
 from beam_jobs.sources import row_reader
@@ -24,7 +15,6 @@ from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.base import OnHidden, ignore
 from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.coco import CocoSource
-from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.table import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.sources.tfrecord import TfrecordSource
@@ -143,53 +133,3 @@ def _kind_by_suffix(path: str) -> str:
         if name.endswith(suffix) or (kind == "tfrecord" and stem.endswith(suffix)):
             return kind
     return ""
-
-
-# Not part of the fingerprint: time, size (the content hash covers it) and position in an archive.
-_IGNORED_COLUMNS = ("mtime_ns", "bytes", "slice")
-
-
-def source_fingerprint(options: IngestOptions) -> str:
-    """Returns the sha256, in hex, of the entries and image files of a source.
-
-    Every file is read once, which costs a small part of decoding it. Moving an image to another class, renaming it, or
-    editing it with unchanged size and time changes the fingerprint; a new modification time does not.
-
-    Raises:
-      SourceError: the source cannot be ingested.
-      Unreadable: an image may exist and cannot be read, unless `unreadable` is `reject`.
-    """
-    source = open_source(options)
-    hasher = hashlib.sha256()
-    base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
-    reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
-    describe = partial(_describe, reader=reader, rejecting=options.unreadable == "reject")
-    for line in map_ordered(describe, source.entries(), options.thread_count):
-        hasher.update(line)
-    return hasher.hexdigest()
-
-
-def dataset_fingerprint(dataset: Manifest) -> str:
-    """Returns the sha256, in hex, of the manifest of a published dataset.
-
-    It covers the digest of the shards, and what gates and reports read besides them: rejects, tables and options. It
-    does not depend on the path of the dataset or the times of its files.
-    """
-    return dataset.to_json()["checksum"]
-
-
-def _describe(entry: ImageRef | Reject, reader: Reader, rejecting: bool) -> bytes:
-    if isinstance(entry, Reject):
-        return json.dumps(schemas.reject_row(entry), sort_keys=True).encode()
-    row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _IGNORED_COLUMNS}
-    try:
-        data = reader.read(entry.uri, entry.slice)
-        mask = reader.read(entry.annotations.mask) if entry.annotations and entry.annotations.mask else b""
-    except BadImage as bad:
-        return json.dumps([row, bad.detail], sort_keys=True).encode()
-    except Unreadable as fault:
-        if not rejecting:
-            message = f"{entry.key} cannot be read: {fault}; repair the cause, or set unreadable to reject"
-            raise Unreadable(message) from fault
-        return json.dumps([row, str(fault)], sort_keys=True).encode()
-    return json.dumps([row, *(hashlib.sha256(part).hexdigest() for part in (data, mask))], sort_keys=True).encode()

@@ -132,12 +132,11 @@ class Reader:
 
     def any_remote(self, rows: Iterable[Mapping[str, Any]]) -> bool:
         """Returns whether one of the images lies on a server; see `threads`."""
-        return any(self._is_remote(row["uri"], row["slice"]) for row in rows)
+        return any(storage.is_remote(self.path(row["uri"], row["slice"])) for row in rows)
 
-    def _is_remote(self, uri: str, slice_text: str) -> bool:
-        if not slice_text:
-            return http_fetch.is_url(uri) or storage.is_remote(_join(self.base, uri))
-        return storage.is_remote(self._container_path(Slice.parse(slice_text)))
+    def path(self, uri: str, slice_text: str = "") -> str:
+        """Returns the path or URL of the file that holds an image; for the arguments see `read`."""
+        return self._container_path(Slice.parse(slice_text)) if slice_text else _join(self.base, uri)
 
     def _container_path(self, part: Slice) -> str:
         return _join(self.work if part.method == SPOOL else self.base, part.path)

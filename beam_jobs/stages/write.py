@@ -1,11 +1,13 @@
-"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, without Beam.
+"""Write: one planned shard -> one file, streamed, fsynced, compared, sealed, renamed. One unit of work, without Beam.
 
-One thread encodes the records; a second thread writes, hashes and checksums them.
+One thread encodes the records; a second thread writes, hashes and checksums them. The worker compares the file with the
+checksum, so that publishing reads no shard.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 from collections import deque
@@ -172,7 +174,7 @@ class Sidecar:
       records: number of records.
       bytes: size of the file, in bytes.
       sha256: SHA-256 of the file, hex.
-      crc32c: CRC-32C of the file; publishing compares it, because it costs a tenth of SHA-256.
+      crc32c: CRC-32C of the file; it is what is compared, because it costs a tenth of SHA-256.
       offsets: byte offset of each record.
     """
 
@@ -246,7 +248,7 @@ def sweep(work: str, tasks: list[ShardTask]) -> None:
 
 
 def write_shard(shard: ShardTask, task: WriteTask) -> bool:
-    """Writes a shard, unless it is already written.
+    """Writes a shard, unless it is already written, and compares the file with what was written to it.
 
     Idempotent: of several attempts, concurrent or successive, one renames its file to the name in the dataset.
 
@@ -256,7 +258,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     Raises:
       SourceChanged: an image differs from the examined one.
       Unreadable: an image cannot be read.
-      OSError: a spooled image is missing, or the disk cannot be written.
+      OSError: a spooled image is missing, the disk cannot be written, or the file is not what was written to it.
     """
     if sealed := _load_written(shard, task):
         local_progress.add(Progress(sealed.records, 0, 0))
@@ -269,10 +271,13 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink has one thread
     with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
-        with storage.direct_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
+        path = storage.join(task.work, DIRECTORY, name)
+        with storage.direct_writer(path) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
                 offsets.append(sink.position)
                 sink.write(pieces)
+        if storage.checksum(path) != sink.crc32c:
+            raise OSError(errno.EIO, "the file is not what was written to it", path)
         sidecar = Sidecar(
             digest=shard.digest,
             file=name,
@@ -327,15 +332,17 @@ def unit_name(shard: ShardTask) -> str:
 
 
 def is_written(shard: ShardTask, task: WriteTask) -> bool:
-    """Returns whether a shard is written according to its plan."""
-    return _load_written(shard, task) is not None
+    """Returns whether a shard of the right size is written according to its plan; workers compare its bytes."""
+    return _load_written(shard, task, compare=False) is not None
 
 
-def _load_written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
+def _load_written(shard: ShardTask, task: WriteTask, compare: bool = True) -> Sidecar | None:
     """Moves a sealed shard into the dataset and returns its sidecar; None if the shard must be written."""
     try:
         sidecar = load_sidecar(task.work, shard)
-        return sidecar if _move_to_dataset(shard, task, sidecar) else None
+        if not _move_to_dataset(shard, task, sidecar):
+            return None
+        return sidecar if not compare or storage.checksum(shard_path(task.out, shard)) == sidecar.crc32c else None
     except (OSError, ValueError):
         return None  # no sidecar, or a damaged one: the shard is written again
 

@@ -77,7 +77,7 @@ def size(path: str) -> int:
     if not is_remote(path):
         return os.stat(path).st_size
     with _remote(path) as store:
-        return store.size(path)
+        return store.stat(path)[0]
 
 
 def open_read(path: str) -> BinaryIO:
@@ -152,11 +152,16 @@ def digest(path: str) -> tuple[int, str]:
 
 
 def checksum(path: str) -> int:
-    """Returns the crc32c of a file.
+    """Returns the crc32c of a file; of an object whose store knows it, without reading the object.
 
     Raises:
       OSError: the file is missing or not readable.
     """
+    if is_remote(path):
+        with _remote(path) as store:
+            _, stored = store.stat(path)
+        if stored is not None:
+            return stored
     value = 0
     with open_read(path) as stream:
         while block := stream.read(1 << 20):
@@ -334,6 +339,19 @@ def list_files(directory: str) -> list[str]:
             return []
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
     return sorted(path for path, _, _ in walk_files(directory) if "/" not in path)
+
+
+def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
+    """Returns name -> size in bytes and crc32c of the files in a directory, of which none is read.
+
+    The checksum is that of the metadata in an object store, and None where there is none.
+    """
+    if not is_remote(directory):
+        return {name: (size(join(directory, name)), None) for name in list_files(directory)}
+    prefix = directory.rstrip("/") + "/"
+    with _remote(prefix) as store:
+        listed = ((entry.path.removeprefix(prefix), entry) for entry in store.list(prefix))
+        return {name: (entry.bytes, entry.crc32c) for name, entry in listed if name and "/" not in name}
 
 
 def list_dirs(directory: str) -> list[str]:

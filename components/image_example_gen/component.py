@@ -30,7 +30,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError, SourceChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources import spans
-from beam_jobs.sources.factory import dataset_fingerprint, source_fingerprint
+from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
 from components.artifacts import Artifacts
 from components.image_example_gen import (
     DATASET_KEY,
@@ -75,7 +75,7 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
             examples.uri = properties[DATASET_KEY]
             examples.is_external = True  # else TFX removes the directory when the execution fails
         else:
-            properties[FINGERPRINT_KEY] = source_fingerprint(read_options(properties))
+            properties[FINGERPRINT_KEY] = source_fingerprint(read_options(properties), _index(examples.uri))
         output = driver_output_pb2.DriverOutput()
         for name, value in properties.items():
             if value is not None:
@@ -85,6 +85,12 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
 
 
 _WORK_PREFIX = ".work-"
+_INDEX_NAME = ".files.sqlite"
+
+
+def _index(out: str) -> str:
+    """Returns the path of the index of source files, beside the artifacts; empty in a remote root."""
+    return storage.join(os.path.dirname(out), _INDEX_NAME) if out and not storage.is_remote(out) else ""
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):

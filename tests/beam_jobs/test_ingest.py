@@ -17,7 +17,6 @@ from beam_jobs import ingest
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import (
-    CorruptDataset,
     DiskError,
     FeedlineError,
     OptionError,
@@ -25,6 +24,7 @@ from beam_jobs.errors import (
     TooManyRejects,
 )
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
+from tests.beam_jobs import kill
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
@@ -298,20 +298,36 @@ def test_an_ingest_goes_on_that_was_ended_before_its_work_directory_was_marked(o
 
 
 def test_a_shard_that_was_damaged_before_publishing_is_written_again(options, monkeypatch):
-    # The first run dies on the damage; the second must not take the shard for finished.
-    real = ingest.publish
-
-    def damage_then_publish(*arguments):
+    # The next run must not take the shard for finished.
+    def damage_then_die(*_):
         shard = next(Path(options.out).rglob("*.tfrecord"))
         shard.write_bytes(flipped(shard.read_bytes(), 30))
-        return real(*arguments)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(ingest, "publish", damage_then_publish)
-    with pytest.raises(CorruptDataset, match="is not what was written to it"):
-        ingest.run(options)
-    monkeypatch.setattr(ingest, "publish", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "publish", damage_then_die)
+        with pytest.raises(KeyboardInterrupt):
+            ingest.run(options)
     ingest.run(options)
     assert verify(options.out).problems == []
+
+
+def test_no_image_and_no_shard_is_read_outside_of_a_job(options, monkeypatch):
+    real, opened = ingest.run_job, {True: [], False: []}
+    now = opened[False]
+
+    def run_job(*arguments):
+        nonlocal now
+        now = opened[True]
+        real(*arguments)
+        now = opened[False]
+
+    monkeypatch.setattr(ingest, "run_job", run_job)
+    kill.on_each_moment((options.source, options.out), lambda path: now.append(Path(path).suffix))
+    ingest.run(options)
+    contents = {".jpg", ".tfrecord"}
+    assert contents <= set(opened[True])
+    assert not contents.intersection(opened[False])
 
 
 def test_a_place_that_cannot_be_written_is_named(options):

@@ -145,11 +145,11 @@ class GcsStore(Store):
         """See `Store`."""
         return self._gcsio.exists(path)
 
-    def size(self, path: str) -> int:
+    def stat(self, path: str) -> tuple[int, int | None]:
         """See `Store`."""
         blob = self._blob(path)
         blob.reload()
-        return blob.size
+        return blob.size, _crc32c(blob)
 
     def delete(self, path: str) -> None:
         """See `Store`. Beam's filesystem would treat the name as a pattern."""
@@ -163,9 +163,10 @@ class GcsStore(Store):
     def list(self, prefix: str) -> Iterator[ListedObject]:
         """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
         bucket, start = parse_gcs_path(prefix, object_optional=True)
-        fields = "items(name,size,updated),nextPageToken"
+        fields = "items(name,size,updated,crc32c),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
-            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, int(blob.updated.timestamp() * 1e9))
+            mtime_ns = int(blob.updated.timestamp() * 1e9)
+            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, _crc32c(blob))
 
     def _blob(self, path: str) -> Any:
         try:
@@ -178,9 +179,13 @@ class GcsStore(Store):
 def _is_complete(blob: Any, offset: int, data: bytes) -> bool:
     """Returns whether a short body ends at the end of the object; the client does not report an incomplete body."""
     if not offset and blob.crc32c:
-        return blob.crc32c == base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+        return _crc32c(blob) == google_crc32c.value(data)
     blob.reload()
     return offset + len(data) >= blob.size
+
+
+def _crc32c(blob: Any) -> int | None:
+    return int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
 
 
 class _Reader(io.RawIOBase):
@@ -188,7 +193,7 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, store: GcsStore, path: str) -> None:
         super().__init__()
-        self._store, self._path, self._size = store, path, store.size(path)
+        self._store, self._path, (self._size, _) = store, path, store.stat(path)
         self._position = 0
 
     def readable(self) -> bool:

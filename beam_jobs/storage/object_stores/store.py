@@ -17,11 +17,19 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 
 
 class ListedObject(NamedTuple):
-    """One object of a listing: its path with the scheme, its size in bytes and its modification time in ns."""
+    """One object of a listing.
+
+    Attributes:
+      path: path with the scheme.
+      bytes: size.
+      mtime_ns: modification time, in ns.
+      crc32c: checksum of the content; None where the store knows none.
+    """
 
     path: str
     bytes: int
     mtime_ns: int
+    crc32c: int | None = None
 
 
 def already_exists(path: str) -> FileExistsError:
@@ -66,9 +74,9 @@ class Store:
         """Returns whether an object exists."""
         return self._system.exists(path)
 
-    def size(self, path: str) -> int:
-        """Returns the size of an object in bytes."""
-        return self._system.metadata(path).size_in_bytes
+    def stat(self, path: str) -> tuple[int, int | None]:
+        """Returns the size of an object in bytes, and its crc32c where the store knows it."""
+        return self._system.metadata(path).size_in_bytes, None
 
     def delete(self, path: str) -> None:
         """Deletes an object, or all objects below a path that ends in a slash."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
 import shutil
+import sqlite3
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ import pytest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import Unreadable
 from beam_jobs.options import ImageLimits, TableColumns
-from beam_jobs.sources.factory import dataset_fingerprint, source_fingerprint
+from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
+from tests.beam_jobs import kill
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
@@ -191,3 +195,91 @@ def test_whatever_a_manifest_says_is_part_of_its_fingerprint(dataset, field):
         "options": {**made.options, "seed": 99},
     }
     assert dataset_fingerprint(dataclasses.replace(made, **{field: other[field]})) != dataset_fingerprint(made)
+
+
+@pytest.fixture
+def index(source, tmp_path, monkeypatch) -> str:
+    """An index that has every file of the source, as if each were ten seconds old."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 10 * 10**9)
+    source_fingerprint(make_options(source=str(source)), str(tmp_path / "index"))
+    time.sleep(0.05)  # the clock of the file system ticks
+    return str(tmp_path / "index")
+
+
+def read_with(index: str, source: Path) -> tuple[str, list[str]]:
+    """Returns the fingerprint, and the images that were read for it."""
+    opened, over = [], []
+    kill.on_each_moment((str(source),), lambda path: over or opened.append(path))
+    found = source_fingerprint(make_options(source=str(source)), index)
+    over.append(True)
+    return found, sorted(os.path.relpath(path, source) for path in opened if path.endswith(".jpg"))
+
+
+def test_of_an_unchanged_source_nothing_is_read_again(source, index):
+    assert read_with(index, source) == (fingerprint(source), [])
+
+
+def touch(source: Path) -> None:
+    os.utime(source / "cat" / "a.jpg", (1, 1))
+
+
+def copy(source: Path) -> None:
+    """Replaces a file by a copy with all of its times that can be set."""
+    path = source / "cat" / "a.jpg"
+    shutil.copy2(path, source / "copy")
+    (source / "copy").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (move_to_another_class, ["dog/b.jpg"]),
+        (rename, ["cat/aa.jpg"]),
+        (edit_in_place, ["cat/a.jpg"]),
+        (swap, ["cat/a.jpg", "dog/c.jpg"]),
+        (touch, ["cat/a.jpg"]),
+        (copy, ["cat/a.jpg"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_changed_is_read_again_and_nothing_else(source, index, change, read):
+    change(source)
+    assert read_with(index, source) == (fingerprint(source), read)
+    assert read_with(index, source) == (fingerprint(source), [])
+
+
+def test_a_file_is_read_again_that_may_have_changed_within_a_tick_of_the_clock(source, tmp_path):
+    for _ in range(2):
+        assert read_with(str(tmp_path / "index"), source)[1] == ["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"]
+
+
+def test_images_of_an_archive_are_known_by_the_archive(tmp_path, index):
+    for data in (b"one", b"one", b"two"):
+        archive = pack(tmp_path / "photos.tar", data)
+        assert source_fingerprint(make_options(source=str(archive)), index) == fingerprint(archive)
+        time.sleep(0.05)
+
+
+def test_what_is_gone_is_forgotten(source, index):
+    (source / "cat" / "a.jpg").unlink()
+    read_with(index, source)
+    with contextlib.closing(sqlite3.connect(index)) as database:
+        paths = database.execute("SELECT path FROM files ORDER BY path").fetchall()
+    assert paths == [(str(source / name).encode(),) for name in ("cat/b.jpg", "dog/c.jpg")]
+
+
+@pytest.mark.parametrize("part", [slice(0, 20), slice(4096, 4300)], ids=["header", "rows"])
+def test_a_damaged_index_is_made_again(source, index, part):
+    data = bytearray(Path(index).read_bytes())
+    data[part] = bytes(part.stop - part.start)
+    Path(index).write_bytes(data)
+    everything = (fingerprint(source), ["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"])
+    assert read_with(index, source) == everything
+    assert not Path(index).exists()
+    assert read_with(index, source) == everything
+    assert read_with(index, source) == (fingerprint(source), [])
+
+
+def test_an_index_that_cannot_be_written_is_done_without(source):
+    assert read_with("/proc/nowhere/index", source)[0] == fingerprint(source)

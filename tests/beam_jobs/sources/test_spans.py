@@ -11,7 +11,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources import spans
-from beam_jobs.sources.factory import source_fingerprint
+from beam_jobs.sources.fingerprint import source_fingerprint
 from beam_jobs.sources.spans import Resolved
 from tests.beam_jobs.object_store import SCHEME
 

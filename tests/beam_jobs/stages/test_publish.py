@@ -18,7 +18,7 @@ from beam_jobs.rejects import Reject
 from beam_jobs.stages.publish import SourceFacts, producer, publish, reason_counts, rejects_table
 from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations
-from tests.beam_jobs import kill
+from tests.beam_jobs import gcs_server, kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.loaded_plan import change_rows, load, set_column
 from tests.beam_jobs.make_rows import make_ref
@@ -101,9 +101,9 @@ def test_options_of_one_run_stay_out_of_the_manifest(written):
     assert result.source == OPTIONS.source
 
 
-def damage(stages):
+def cut_shard(stages):
     path = Path(shard_path(stages.task.out, stages.shards[1]))
-    path.write_bytes(flipped(path.read_bytes(), 100))
+    path.write_bytes(path.read_bytes()[:-1])
 
 
 def lose_shard(stages):
@@ -114,7 +114,7 @@ def lose_sidecar(stages):
     Path(sidecar_path(stages.task.work, stages.shards[1])).unlink()
 
 
-@pytest.mark.parametrize("harm", [damage, lose_shard, lose_sidecar], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("harm", [cut_shard, lose_shard, lose_sidecar], ids=lambda f: f.__name__)
 def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm):
     path = Path(shard_path(written.task.out, written.shards[1]))
     harm(written)
@@ -124,6 +124,23 @@ def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm
     # The next run takes up the other shards and writes this one again.
     assert [write_shard(task, written.task) for task in written.shards] == [False, True, False, False]
     publish_it(written)
+
+
+def test_a_shard_that_changed_in_a_store_is_found_without_reading_it(stages, monkeypatch, tmp_path):
+    with gcs_server.serving(monkeypatch, tmp_path) as server:
+        out = "gs://bucket/out"
+        task = replace(stages.task, out=out, reader=replace(stages.task.reader, work=f"{out}/_work"))
+        stages = replace(stages, task=task)
+        for shard in stages.shards:
+            write_shard(shard, task)
+        name = f"out/Split-train/{stages.shards[1].name}"
+        good, server.objects[name] = server.objects[name], flipped(server.objects[name], 100)
+        with pytest.raises(CorruptDataset, match=f"^gs://bucket/{name} is not what was written to it"):
+            publish_it(stages)
+        server.objects[name] = good
+        assert write_shard(stages.shards[1], task) is True
+        publish_it(stages)
+        assert not [asked for asked in server.asked if ".tfrecord?alt=media" in asked]
 
 
 def with_column(stages, name, values):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from beam_jobs import storage
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import annotations, process
@@ -38,7 +40,7 @@ from beam_jobs.types import Annotations
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.loaded_plan import change_rows, set_column
 from tests.beam_jobs.make_rows import make_ref
-from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
+from tests.make_images import crop, encode, flipped, jpeg, png, rotated_jpeg
 
 
 def test_a_task_a_shard_in_order_of_splits(stages):
@@ -172,6 +174,7 @@ HARMS = {
     "lose a field": lambda path, sidecar: sidecar.write_text(json.dumps({"offsets": [], "digest": "d"})),
     "lose shard": lambda path, sidecar: path.unlink(),
     "cut shard": lambda path, sidecar: path.write_bytes(path.read_bytes()[:-1]),
+    "flip shard": lambda path, sidecar: path.write_bytes(flipped(path.read_bytes(), 100)),
 }
 
 
@@ -184,6 +187,24 @@ def test_a_shard_that_is_not_known_to_be_whole_is_written_again(stages, harm):
     harm(path, Path(sidecar_path(stages.task.work, task)))
     assert write_shard(task, stages.task) is True
     assert path.read_bytes() == before
+
+
+def test_a_shard_that_the_disk_damages_is_not_sealed(stages, monkeypatch):
+    real = storage.direct_writer
+
+    @contextlib.contextmanager
+    def damaging(path):
+        with real(path) as stream:
+            yield stream
+        Path(path).write_bytes(flipped(Path(path).read_bytes(), 100))
+
+    task = stages.shards[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "direct_writer", damaging)
+        with pytest.raises(OSError, match="the file is not what was written to it"):
+            write_shard(task, stages.task)
+    assert list(Path(stages.task.work, "written").iterdir()) == []
+    assert write_shard(task, stages.task) is True
 
 
 def test_a_shard_of_another_digest_is_written_again(stages):

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: TFX reads those of its components as they stand.
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from beam_jobs.errors import CorruptDataset, DataError
 from beam_jobs.options import IngestOptions
 from components.image_example_gen.component import Executor, ImageExampleGen
 from pipeline.runs.history import newest_run, open_store
+from tests.beam_jobs import kill
 from tests.components.conftest import BEAM_ARGS
 from tests.make_images import jpeg
 
@@ -153,6 +155,17 @@ def test_only_what_changes_the_images_misses_the_cache(pipeline, source):
     made = pipeline.artifacts()
     assert len({artifact.get_string_custom_property("input_fingerprint") for artifact in made}) == len(made) == 3
     assert {(artifact.span, artifact.version, artifact.is_external) for artifact in made} == {(0, 0, False)}
+
+
+def test_an_unchanged_source_is_not_read_for_the_cache_key(pipeline, source):
+    time.sleep(2.1)  # a younger file is read again
+    opened = []
+    kill.on_each_moment((str(source),), opened.append)
+    assert pipeline.run(ingesting(source)) == "complete"
+    assert len(opened) >= 8
+    opened.clear()
+    assert pipeline.run(ingesting(source)) == "cached"
+    assert opened == []
 
 
 def test_a_new_span_misses_the_cache_and_the_old_one_keeps_its_artifact(pipeline, tmp_path):
