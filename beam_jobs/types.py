@@ -71,6 +71,7 @@ class ImageRef:
       slice: position in a container, `Slice.text`; empty for a separate file.
       bytes: size of the file during the scan, for resuming.
       mtime_ns: modification time of the file during the scan, for resuming; never part of the output.
+      checksum: checksum of an object in the listing of its store; empty where there is none. Never part of the output.
     """
 
     key: str
@@ -83,6 +84,7 @@ class ImageRef:
     slice: str = ""
     bytes: int = 0
     mtime_ns: int = 0
+    checksum: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

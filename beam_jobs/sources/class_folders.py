@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
@@ -122,7 +122,8 @@ def is_dir(entry: os.DirEntry) -> bool:
 
 def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     try:
-        for key, size, mtime_ns in storage.walk_files(base):
+        for entry in storage.list_objects(base):
+            key = entry.path
             parts = key.split("/")
             names = [part for part in parts if part not in _NO_NAMES]
             if not names:
@@ -135,18 +136,18 @@ def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidd
                 detail = "its name has a part that is empty, . or ..; rename it"
                 yield scan_reject(key, key, RejectReason.OUTSIDE_ROOT, detail)
                 continue
-            ref = _reference(key, label_kind, size, mtime_ns)
+            ref = replace(
+                _reference(key, label_kind), bytes=entry.bytes, mtime_ns=entry.mtime_ns, checksum=entry.checksum
+            )
             yield reference(storage.join(base, key), ref, label_kind=label_kind)
     except OSError as error:
         raise SourceError(f"{base} cannot be listed: {error.strerror or error}") from error
 
 
-def _reference(key: str, label_kind: str, size: int = 0, mtime_ns: int = 0) -> ImageRef:
+def _reference(key: str, label_kind: str) -> ImageRef:
     label, separator, _ = key.partition("/")
     # The uri is relative, so that a dataset neither depends on nor contains the path of the source.
-    return ImageRef(
-        key=key, uri=key, label=label if separator and label_kind == "single" else "", bytes=size, mtime_ns=mtime_ns
-    )
+    return ImageRef(key=key, uri=key, label=label if separator and label_kind == "single" else "")
 
 
 _REQUIREMENT = "it must hold one folder per class, with the images in them"

@@ -1,7 +1,7 @@
 """The fingerprint of a source identifies it by keys, labels and content.
 
-Names and times alone do not show whether images changed. An index, like that of git, remembers the digests of local
-files, so that only files are read whose status has changed since.
+Names and times alone do not show whether images changed. The listing of an object store has checksums; an index, like
+that of git, remembers the digests of local files, so that only files are read whose status has changed since.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
 
 # Not part of the fingerprint: time, size (the content hash covers it) and position in an archive.
-_IGNORED_COLUMNS = ("mtime_ns", "bytes", "slice")
+_IGNORED_COLUMNS = ("mtime_ns", "bytes", "slice", "checksum")
 
 
 def source_fingerprint(options: IngestOptions, index: str = "") -> str:
@@ -73,11 +73,14 @@ def _describe(entry: ImageRef | Reject, reader: Reader, files: FileIndex, reject
     row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _IGNORED_COLUMNS}
     mask = entry.annotations.mask if entry.annotations else ""
 
-    def digest(uri: str, slice_text: str) -> str:
-        return files.digest(reader.path(uri, slice_text), slice_text, lambda: reader.read(uri, slice_text))
+    def digest(uri: str, slice_text: str, listed: str = "") -> str:
+        return listed or files.digest(reader.path(uri, slice_text), slice_text, lambda: reader.read(uri, slice_text))
 
     try:
-        digests = digest(entry.uri, entry.slice), digest(mask, "") if mask else hashlib.sha256().hexdigest()
+        digests = (
+            digest(entry.uri, entry.slice, entry.checksum),
+            digest(mask, "") if mask else hashlib.sha256().hexdigest(),
+        )
     except BadImage as bad:
         return json.dumps([row, bad.detail], sort_keys=True).encode()
     except Unreadable as fault:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import google_crc32c
 
 if TYPE_CHECKING:
-    from beam_jobs.storage.object_stores import Store
+    from beam_jobs.storage.object_stores import ListedObject, Store
 
 
 # Errors of a name that no file has or can have. Other errors may be temporary.
@@ -348,10 +348,11 @@ def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
     """
     if not is_remote(directory):
         return {name: (size(join(directory, name)), None) for name in list_files(directory)}
-    prefix = directory.rstrip("/") + "/"
-    with _remote(prefix) as store:
-        listed = ((entry.path.removeprefix(prefix), entry) for entry in store.list(prefix))
-        return {name: (entry.bytes, entry.crc32c) for name, entry in listed if name and "/" not in name}
+    return {
+        entry.path: (entry.bytes, int(entry.checksum[7:], 16) if entry.checksum.startswith("crc32c:") else None)
+        for entry in list_objects(directory)
+        if "/" not in entry.path
+    }
 
 
 def list_dirs(directory: str) -> list[str]:
@@ -364,6 +365,15 @@ def list_dirs(directory: str) -> list[str]:
 def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
     """Yields relative path, size in bytes and modification time in ns of every file below a remote directory.
 
+    Raises:
+      OSError: see `list_objects`.
+    """
+    return ((entry.path, entry.bytes, entry.mtime_ns) for entry in list_objects(directory))
+
+
+def list_objects(directory: str) -> Iterator[ListedObject]:
+    """Yields every file below a remote directory, with its path relative to the directory.
+
     One page of the listing is in memory at a time. The order is that of the store, which sorts by name. Empty objects
     whose name ends in a slash, which consoles create for folders, are skipped.
 
@@ -374,7 +384,7 @@ def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
     with _remote(prefix) as store:
         for entry in store.list(prefix):
             if entry.bytes or not entry.path.endswith("/"):
-                yield entry.path.removeprefix(prefix), entry.bytes, entry.mtime_ns
+                yield entry._replace(path=entry.path.removeprefix(prefix))
 
 
 @contextlib.contextmanager

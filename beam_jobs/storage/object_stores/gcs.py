@@ -166,7 +166,8 @@ class GcsStore(Store):
         fields = "items(name,size,updated,crc32c),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
             mtime_ns = int(blob.updated.timestamp() * 1e9)
-            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, _crc32c(blob))
+            checksum = f"crc32c:{_crc32c(blob):08x}" if blob.crc32c else ""
+            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, checksum)
 
     def _blob(self, path: str) -> Any:
         try:

@@ -111,7 +111,8 @@ class S3Store(Store):
         for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
             for item in page.get("Contents", ()):
                 mtime_ns = int(item["LastModified"].timestamp() * 1e9)
-                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns)
+                checksum = f"etag:{item['ETag']}" if item.get("ETag") else ""
+                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns, checksum)
 
     def _read_once(self, path: str, offset: int, length: int) -> bytes:
         try:

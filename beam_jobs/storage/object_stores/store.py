@@ -23,13 +23,14 @@ class ListedObject(NamedTuple):
       path: path with the scheme.
       bytes: size.
       mtime_ns: modification time, in ns.
-      crc32c: checksum of the content; None where the store knows none.
+      checksum: `crc32c:` and eight hex digits, or `etag:` and a text of the store, which differs for other content;
+        empty where the store knows none.
     """
 
     path: str
     bytes: int
     mtime_ns: int
-    crc32c: int | None = None
+    checksum: str = ""
 
 
 def already_exists(path: str) -> FileExistsError:

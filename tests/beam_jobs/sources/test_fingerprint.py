@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import os
 import shutil
@@ -16,7 +17,8 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import Unreadable
 from beam_jobs.options import ImageLimits, TableColumns
 from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
-from tests.beam_jobs import kill
+from beam_jobs.sources.image_reader import Reader
+from tests.beam_jobs import gcs_server, kill, s3_server
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
@@ -283,3 +285,25 @@ def test_a_damaged_index_is_made_again(source, index, part):
 
 def test_an_index_that_cannot_be_written_is_done_without(source):
     assert read_with("/proc/nowhere/index", source)[0] == fingerprint(source)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_the_listing_of_a_store_says_what_its_objects_hold(source, scheme, monkeypatch, tmp_path):
+    with contextlib.ExitStack() as stack:
+        if scheme == "s3":
+            url = s3_server.new_bucket(monkeypatch)
+            put = functools.partial(s3_server.put, url)
+        else:
+            server = stack.enter_context(gcs_server.serving(monkeypatch, tmp_path))
+            url, put = "gs://bucket", server.objects.__setitem__
+        names = ["photos/cat/a.jpg", "photos/cat/b.jpg", "photos/dog/c.jpg"]
+        for name in names:
+            put(name, name.encode())
+        read = []
+        monkeypatch.setattr(Reader, "read", lambda *arguments: read.append(arguments) or b"")
+        before = fingerprint(f"{url}/photos")
+        put(names[0], names[0].encode())  # with another time
+        assert fingerprint(f"{url}/photos") == before
+        put(names[0], names[0].encode()[::-1])
+        assert fingerprint(f"{url}/photos") != before
+        assert read == []

@@ -111,9 +111,9 @@ def test_a_store_without_class_folders_is_no_source(store, names, message):
 def test_checking_reads_one_page_of_the_listing(bucket, monkeypatch):
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
     put(bucket, *(f"d/cat/{number}" for number in range(7)))
-    walk = storage.walk_files
+    walk = storage.list_objects
     seen = []
-    monkeypatch.setattr(storage, "walk_files", lambda path: (seen.append(found) or found for found in walk(path)))
+    monkeypatch.setattr(storage, "list_objects", lambda path: (seen.append(found) or found for found in walk(path)))
     ClassFolders(f"{bucket}/d").check()
     assert len(seen) == 1
 
