@@ -171,7 +171,7 @@ class _Ingest:
             storage.remove_tree(self.options.out)
             return old.manifest
         spill = self.options.spill_dir or ("" if storage.is_remote(self.work) else self.work)
-        with self._on_disk("planning"):
+        with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             plan = make_plan(
                 paths,
@@ -199,13 +199,19 @@ class _Ingest:
             keys=retried_keys,
             remarks=warnings,
         )
-        with self._on_disk("publishing"):
+        written = Progress(sum(split.images for split in plan.splits))
+        with self._on_disk("publishing"), work_dir.progress_file(self.work, "publishing", written):
             result = publish(self.options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
 
     def _on_disk(self, activity: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
         return disk.explain_errors(activity, self.options.out, self.work, needed=needed)
+
+    @contextlib.contextmanager
+    def _watch(self, stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
+        with work_dir.progress_file(self.work, stage, total, read), self.watch(stage, total, read):
+            yield
 
     def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
         entries = self.source.entries(hidden.add)
@@ -240,7 +246,8 @@ class _Ingest:
         options = self.options
         work_dir.create(options.out, self.work)
         try:
-            listing = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
+            with work_dir.progress_file(self.work, "scanning", Progress()):
+                listing = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
         except Exception:
             work_dir.remove_scan(refs)
             raise
@@ -287,7 +294,7 @@ class _Ingest:
                 total = _total(bucket.path for bucket in buckets)
             pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
             transform = ExamineBuckets(self._write_units(buckets), pass_task, buckets)
-            run_job("examining", total, transform, self.make_pipeline, self.watch)
+            run_job("examining", total, transform, self.make_pipeline, self._watch)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
             faults = resume.read_fault_notes(fault_dir)
@@ -355,7 +362,7 @@ class _Ingest:
             remove_failure_notes(self.work)
             total = sum(shard.rows.images for shard in shards)
             transform = WriteShards(self._write_units(shards), task, shards)
-            run_job("writing", Progress(total), transform, self.make_pipeline, self.watch)
+            run_job("writing", Progress(total), transform, self.make_pipeline, self._watch)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
             failed = {failure.unit: failure.passing for failure in read_failures(self.work)}

@@ -300,3 +300,21 @@ class _Meter:
 
 
 local_progress = _Meter()
+
+
+@contextlib.contextmanager
+def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Calls a function at intervals while the block runs, in a thread; it is not called after the block."""
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

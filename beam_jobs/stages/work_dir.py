@@ -1,13 +1,17 @@
-"""The output of an ingest before publication: checks, lock, work directory, and estimates of its disk space."""
+"""The output of an ingest before publication: checks, lock, work directory, progress, and estimates of disk space."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 
 from beam_jobs import storage
+from beam_jobs.common.system import Progress, repeat
 from beam_jobs.dataset import manifest, shards, tfds_metadata
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
@@ -17,6 +21,8 @@ from beam_jobs.stages.scan import Scan
 from beam_jobs.storage import disk, lock
 
 DIRECTORY = "_work"
+PROGRESS_NAME = "progress.json"  # see `progress_file`
+_PROGRESS_S = 10.0
 _MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
 _LOCK_NAME = ".feedline-lock"  # see `exclusive`
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storage.atomic_writer`
@@ -135,7 +141,7 @@ def remove_scan(refs: str) -> None:
     work = os.path.dirname(refs)
     if storage.is_remote(refs) or not os.path.isdir(work):
         return
-    if os.listdir(work) == [_MARKER_NAME]:
+    if {*os.listdir(work)} <= {_MARKER_NAME, PROGRESS_NAME}:
         storage.remove_tree(work)
         with contextlib.suppress(OSError):  # it contains other files
             os.rmdir(os.path.dirname(work))
@@ -171,6 +177,48 @@ def restore_marker(out: str, work: str) -> None:
 
 def _write_marker(work: str) -> None:
     storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
+
+
+@contextlib.contextmanager
+def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Progress] = Progress) -> Iterator[None]:
+    """Describes a stage in `WORK/progress.json` for monitors, when it begins and ends and every ten seconds; a `Watch`.
+
+    The file is a JSON object: `stage`; `done`, `of` and `rejects`, in images, where `of` is 0 if unknown; `bytes` read;
+    `images_per_s` since the stage began; `updated` and `estimated_end` of the stage, in UTC, as in
+    `2026-01-31T12:00:00+00:00`. The last one is null as long as no image is done.
+
+    Args:
+      work: work directory; nothing is written while it does not exist.
+      stage: name of the stage.
+      total: progress at its end.
+      read: returns its current progress.
+    """
+    started = time.monotonic()
+
+    def write() -> None:
+        if not storage.is_remote(work) and not os.path.isdir(work):
+            return
+        done, seconds = read(), time.monotonic() - started
+        rate = done.images / seconds if seconds > 0 else 0.0
+        now = datetime.now(timezone.utc)
+        end = now + timedelta(seconds=max(0, total.images - done.images) / rate) if rate and total.images else None
+        values = {
+            "stage": stage,
+            "done": done.images,
+            "of": total.images,
+            "rejects": done.rejects,
+            "bytes": done.bytes,
+            "images_per_s": round(rate, 3),
+            "updated": now.isoformat(timespec="seconds"),
+            "estimated_end": end.isoformat(timespec="seconds") if end else None,
+        }
+        with contextlib.suppress(OSError):  # the stage itself finds out
+            storage.write_bytes(storage.join(work, PROGRESS_NAME), json.dumps(values).encode(), durable=False)
+
+    write()
+    with repeat(_PROGRESS_S, write):
+        yield
+    write()
 
 
 BLOCK_BYTES = 4096  # minimum disk space of a file on most disks

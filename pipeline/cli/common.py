@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from beam_jobs.common import strings
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, repeat
 from pipeline.cli.click_groups import FILE
 from pipeline.cli.completion import ASSIGNMENT
 
@@ -102,6 +101,7 @@ _JSON_OPTIONS = (
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 15.0
+_LONG_SECONDS = 3600.0  # from here on, the line has the time of the end
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def watch_progress(stage: str, total: Progress, read: Callable[[], Progress]) ->
     if sys.stderr.isatty():
         display = _bar(stage, total, read, line)
     else:
-        display = _repeat(_LINE_SECONDS, lambda: say(f"{stage}: {line()}"))
+        display = repeat(_LINE_SECONDS, lambda: say(f"{stage}: {line()}"))
     with display:
         yield
 
@@ -141,7 +141,9 @@ def describe_progress(done: Progress, total: Progress, seconds: float) -> str:
     if done.rejects:
         parts.append(f"{done.rejects:,} rejected")
     if rate and total.images > done.images:
-        parts.append(f"{_format_duration((total.images - done.images) / rate)} left")
+        left = (total.images - done.images) / rate
+        end = time.strftime(", until %a %H:%M", time.localtime(time.time() + left)) if left >= _LONG_SECONDS else ""
+        parts.append(f"{_format_duration(left)} left{end}")
     return ", ".join(parts)
 
 
@@ -154,25 +156,8 @@ def _bar(stage: str, total: Progress, read: Callable[[], Progress], line: Callab
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"))
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(stage, total=total.images or None, line="")
-        with _repeat(_BAR_SECONDS, lambda: bars.update(task, completed=read().images, line=line())):
+        with repeat(_BAR_SECONDS, lambda: bars.update(task, completed=read().images, line=line())):
             yield
-
-
-@contextlib.contextmanager
-def _repeat(seconds: float, show: Callable[[], object]) -> Iterator[None]:
-    stop = threading.Event()
-
-    def tick() -> None:
-        while not stop.wait(seconds):
-            show()
-
-    thread = threading.Thread(target=tick, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _format_duration(seconds: float) -> str:

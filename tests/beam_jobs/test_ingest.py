@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import random
 import re
@@ -13,7 +15,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import ingest
+from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import (
@@ -328,6 +330,22 @@ def test_no_image_and_no_shard_is_read_outside_of_a_job(options, monkeypatch):
     contents = {".jpg", ".tfrecord"}
     assert contents <= set(opened[True])
     assert not contents.intersection(opened[False])
+
+
+def test_the_work_directory_says_which_stage_runs(options, monkeypatch):
+    real, said = storage.write_bytes, []
+
+    def write_bytes(path: str, data: bytes, *arguments, **named) -> None:
+        if path == f"{options.out}/_work/progress.json":
+            said.append(json.loads(data))
+        real(path, data, *arguments, **named)
+
+    monkeypatch.setattr(storage, "write_bytes", write_bytes)
+    ingest.run(options)
+    stages = [stage for stage, _ in itertools.groupby(said, lambda values: values["stage"])]
+    assert stages == ["scanning", "examining", "planning", "writing", "publishing"]
+    ends = {values["stage"]: (values["done"], values["of"]) for values in said}
+    assert (ends["examining"], ends["writing"]) == ((24, 24), (24, 24))
 
 
 def test_a_place_that_cannot_be_written_is_named(options):

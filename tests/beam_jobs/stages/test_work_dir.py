@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.stages import work_dir
@@ -70,3 +73,42 @@ def test_a_work_directory_that_somebody_removed_is_no_error(out):
     shutil.rmtree(out / "_work")
     work_dir.remove(str(out / "_work"))
     assert os.listdir(out) == ["dataset.json"]
+
+
+def test_a_monitor_reads_how_far_a_stage_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(work_dir, "_PROGRESS_S", 0.02)
+    path, work, done = tmp_path / "_work" / "progress.json", str(tmp_path / "_work"), []
+
+    def read() -> Progress:
+        done.append(Progress(len(done) * 10, len(done) * 1000, len(done)))
+        return done[-1]
+
+    work_dir.create(str(tmp_path), work)
+    seen = []
+    with work_dir.progress_file(work, "examining", Progress(1_000_000), read):
+        while len(seen) < 3:
+            values = json.loads(path.read_text())
+            seen += [values] if values not in seen else []
+    assert seen[0] | {"updated": "", "images_per_s": 0} == {
+        "stage": "examining",
+        "done": 0,
+        "of": 1_000_000,
+        "rejects": 0,
+        "bytes": 0,
+        "images_per_s": 0,
+        "updated": "",
+        "estimated_end": None,
+    }
+    later = seen[-1]
+    assert (later["done"], later["bytes"], later["rejects"]) in {(one.images, one.bytes, one.rejects) for one in done}
+    updated, end = (datetime.fromisoformat(later[name]) for name in ("updated", "estimated_end"))
+    expected = (1_000_000 - later["done"]) / later["images_per_s"]
+    assert abs((end - updated).total_seconds() - expected) <= 2
+    assert updated.utcoffset() == timedelta()
+    assert json.loads(path.read_text())["done"] == done[-1].images  # the last state of the stage
+
+
+def test_the_progress_of_a_stage_does_not_bring_back_a_directory_that_was_removed(tmp_path):
+    with work_dir.progress_file(str(tmp_path / "_work"), "examining", Progress(1)):
+        pass
+    assert list(tmp_path.iterdir()) == []
