@@ -34,7 +34,7 @@ _LATE_S = 0.03
 _SECOND_S = 0.05
 _LEAVE_S = 20.0  # for decoders to see that nobody wants them any more
 # Where a moment lies -> the stage that it belongs to; the last that fits counts.
-_STAGES = {"": "write", "refs": "scan", "examined": "examine", "plan": "plan", "written": "write"}
+_STAGES = {"": "write", "refs": "scan", "plan": "plan", "written": "write"}
 _PUBLISHED = ("images.parquet", "rejects.parquet", "features.json", "dataset_info.json", "dataset.json")
 
 
@@ -156,6 +156,8 @@ def stage_of(path: str, work: Path, left: dict[str, list[str]], buckets: int) ->
         return "scan" if not left["buckets"] else "examine"
     if name.startswith(".."):  # the source, or the shards
         return "examine" if len(left["buckets"]) < buckets else "write"
+    if name.startswith(("examined", "feedline-")):  # facts are written, and then read by the plan, beside what it spills
+        return "examine" if len(left["buckets"]) < buckets else "plan"
     return _STAGES.get(name.partition("/")[0], "write")
 
 
