@@ -187,18 +187,24 @@ def table_writer(
         yield write_rows
 
 
-def row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> bytes:
-    """Returns the bytes of a Parquet file with a row group per table; equal tables give equal bytes."""
+def row_groups(tables: Iterable[pa.Table], schema: pa.Schema, **options: Any) -> bytes:
+    """Returns the bytes of a Parquet file with a row group per table; equal tables give equal bytes.
+
+    Args:
+      tables: the row groups.
+      schema: their schema.
+      **options: further arguments of `ParquetWriter`.
+    """
     stream = io.BytesIO()
-    with _row_group_writer(stream, schema) as write_rows:
+    with _row_group_writer(stream, schema, **options) as write_rows:
         for rows in tables:
             write_rows(rows)
     return stream.getvalue()
 
 
 @contextlib.contextmanager
-def _row_group_writer(stream: BinaryIO, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS) as writer:
+def _row_group_writer(stream: BinaryIO, schema: pa.Schema, **options: Any) -> Iterator[Callable[[pa.Table], None]]:
+    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS, **options) as writer:
         yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
 
 

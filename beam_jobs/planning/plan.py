@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -228,14 +229,15 @@ class _PlannedRows:
             if place not in totals and not len(tables.old):
                 raise _empty_split(name, options)
         rows_by_place = {}
-        for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
-            images, size = totals[place]
-            count = -(-images // _ROW_GROUP) if place == _NO_SPLIT else _shard_count(images, size, options)
-            name = "dropped" if place == _NO_SPLIT else list(options.splits)[place]
-            rows = ShardRows(directory, name, shards.Cutter(images, size, count), labels)
-            for _, part, sizes in parts:
-                rows.add(part, sizes)
-            rows_by_place[place] = rows.close()
+        with ThreadPoolExecutor(1, thread_name_prefix="feedline-rows") as thread:
+            for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
+                images, size = totals[place]
+                count = -(-images // _ROW_GROUP) if place == _NO_SPLIT else _shard_count(images, size, options)
+                name = "dropped" if place == _NO_SPLIT else list(options.splits)[place]
+                rows = ShardRows(directory, name, shards.Cutter(images, size, count), labels, thread)
+                for _, part, sizes in parts:
+                    rows.add(part, sizes)
+                rows_by_place[place] = rows.close()
         for place, (images, _) in totals.items():
             written = sum(shard.images for shard in rows_by_place.get(place, ()))
             if written != images:

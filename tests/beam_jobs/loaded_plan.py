@@ -7,6 +7,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,9 +89,11 @@ def change_rows(split: SplitPlan, directory: str, change: Callable[[pa.Table], p
     for index, shard in enumerate(split.shards):
         rows = change(load(split).images).slice(first, shard.images)
         first += shard.images
-        files = ShardRows(directory, f"{split.name}-{index}", shards.Cutter(len(rows), len(rows), 1), labels)
-        files.add(rows, np.ones(len(rows), np.int64))
-        changed += files.close()
+        cutter, name = shards.Cutter(len(rows), len(rows), 1), f"{split.name}-{index}"
+        with ThreadPoolExecutor(1) as thread:
+            files = ShardRows(directory, name, cutter, labels, thread)
+            files.add(rows, np.ones(len(rows), np.int64))
+            changed += files.close()
     return replace(split, images=sum(shard.images for shard in changed), shards=tuple(changed))
 
 

@@ -156,7 +156,9 @@ def stage_of(path: str, work: Path, left: dict[str, list[str]], buckets: int) ->
         return "scan" if not left["buckets"] else "examine"
     if name.startswith(".."):  # the source, or the shards
         return "examine" if len(left["buckets"]) < buckets else "write"
-    if name.startswith(("examined", "feedline-")):  # facts are written, and then read by the plan, beside what it spills
+    if name.startswith(
+        ("examined", "feedline-")
+    ):  # facts are written, and then read by the plan, beside what it spills
         return "examine" if len(left["buckets"]) < buckets else "plan"
     return _STAGES.get(name.partition("/")[0], "write")
 
