@@ -95,6 +95,7 @@ def _facts(images: int) -> Iterator[pa.Table]:
             "order_hash": pa.array(shards.hashes64(shards.ORDER, 0, keys)),
             "content_hash": pa.array(shards.hashes64(shards.SPLIT, 0, sha256.to_pylist())),
         }
+        columns |= {name: pa.array([[]] * count) for name in ("annotated_labels", "object_labels")}
         empty = {pa.string(): pa.repeat("", count), pa.binary(): pa.repeat(b"", count)}
         defaults = {field.name: empty.get(field.type, number) for field in schemas.EXAMINED}
         yield pa.table({**defaults, **columns}).cast(schemas.EXAMINED)

@@ -67,16 +67,22 @@ FACTS = pa.schema(
 _REF_COLUMNS = ("key", "uri", "label", "group", "split", "extra", "annotations")
 # Where workers find the stored bytes, and the values of a mask; these columns are not published.
 _WORK_COLUMNS = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
-# For the plan alone: `shards.hashes64` of the key and of `sha256`. `thumbnail` is reserved for a grey picture of the
-# image of at most 1 kB, with which a plan could confirm near duplicates; it is null.
-_HASHES = pa.schema([("order_hash", pa.uint64()), ("content_hash", pa.uint64()), ("thumbnail", pa.binary())])
-EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + [*FACTS, *_WORK_COLUMNS, *_HASHES])
+# For the plan alone: `shards.hashes64` of the key and of `sha256`, and the class names in the annotations, of the image
+# and of its objects. `thumbnail` is reserved for a grey picture of the image of at most 1 kB, with which a plan could
+# confirm near duplicates; it is null.
+PLAN_FACTS = pa.schema(
+    [
+        *(("order_hash", pa.uint64()), ("content_hash", pa.uint64()), ("thumbnail", pa.binary())),
+        *((name, pa.list_(_STRING)) for name in ("annotated_labels", "object_labels")),
+    ]
+)
+EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + [*FACTS, *_WORK_COLUMNS, *PLAN_FACTS])
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
 # `cluster` and `near` are names of sets of equal and of similar images; `label_index` is -1 unless there is one label.
 _PLAN_COLUMNS = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
-PLANNED = pa.schema([*(field for field in EXAMINED if field.name not in _HASHES.names), *_PLAN_COLUMNS])
+PLANNED = pa.schema([*(field for field in EXAMINED if field.name not in PLAN_FACTS.names), *_PLAN_COLUMNS])
 IMAGES = pa.schema(
     [field for field in PLANNED if field.name not in _WORK_COLUMNS.names]
     + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
@@ -151,7 +157,13 @@ def examined_row(
     )
     row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=annotations))
     work = {"slice": slices[0], "mask_slice": slices[1], "mask_values": " ".join(map(str, mask_values))}
-    return {**{name: row[name] for name in _REF_COLUMNS}, **vars(facts), **work}
+    return {**{name: row[name] for name in _REF_COLUMNS}, **vars(facts), **work, **class_names(annotations)}
+
+
+def class_names(annotations: Annotations | None) -> dict[str, list[str]]:
+    """Returns the class names of an image and of its objects, as columns of an `EXAMINED` table."""
+    labels, objects = (annotations.labels or (), annotations.objects or ()) if annotations else ((), ())
+    return {"annotated_labels": [*labels], "object_labels": [item.label for item in objects]}
 
 
 def parse_facts(row: Mapping[str, Any]) -> ImageFacts:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,6 @@ from beam_jobs.dataset import schemas, shards
 from beam_jobs.errors import DiskError, OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
-from beam_jobs.planning.labels import label_sets
 from beam_jobs.rejects import Reject, RejectReason
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
@@ -32,11 +31,8 @@ RECORD_OVERHEAD_BYTES = 500
 _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
 _OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
-# Facts that `_columns` needs.
-_FACTS = ("key", "sha256", "group", "split", "label", "annotations", "bytes", "order_hash", "content_hash")
 _BATCH_BYTES = 1 << 30  # largest size of a column of a batch; the database refuses 2 GiB
 _BATCH_ROWS = 1 << 13
-_INSERT_BYTES = 8 << 20  # of facts that are inserted at once, as a statement takes milliseconds; a file may be larger
 
 if TYPE_CHECKING:
     import duckdb
@@ -44,10 +40,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+_FILE_ROWS = "SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
 _FACTS_VIEW = """
     CREATE VIEW facts AS
     SELECT rows.* EXCLUDE (filename, file_row_number), files.start + file_row_number AS id
     FROM read_parquet([{paths}], filename = true, file_row_number = true) AS rows JOIN files USING (filename)"""
+# Kind of labels -> the labels of a new image.
+_LABELS = {"single": "[label]", "multi": "annotated_labels", "none": "[]::VARCHAR[]"}
+# Objects are about as long in a record as their annotations are in JSON.
+_NEW_IMAGES = """
+    INSERT INTO images BY NAME
+    SELECT id, true AS is_new, false AS written, key, sha256, "group" AS group_name, split, {labels} AS labels,
+        annotated_labels || object_labels AS annotated, '' AS near, bytes + strlen(annotations) + {overhead} AS size,
+        order_hash, content_hash{appearance}
+    FROM facts"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,7 @@ class ImageTables:
     """The database of the old and the new images, with one numbering, old ones first.
 
     Tables of the database:
-      images: one row per image, with the columns of `_columns`; `id` is the number of the image.
+      images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
       groups: each name of a group, and its hash.
 
     Attributes:
@@ -100,19 +106,23 @@ class ImageTables:
         """Creates a table of the database with rows."""
         self._wait(lambda: self.database.from_arrow(rows).create(table))
 
-    def insert_all(self, table: str, parts: Iterable[pa.Table]) -> None:
-        """Creates a table of the database with the rows of at least one table, which are read one after the other."""
-        is_new = True
-        for rows in _grouped(parts):
-            self.insert(table, rows) if is_new else self._append(table, rows)
-            is_new = False
+    def insert_facts(self, appearance: Sequence[str]) -> None:
+        """Creates the view `facts` of all facts of the new images, with `id`, and adds these images to `images`.
 
-    def open_facts(self) -> None:
-        """Creates the view `facts` of all facts of the new images, with `id`."""
-        self.run(_FACTS_VIEW.format(paths=", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)))
-
-    def _append(self, table: str, rows: pa.Table) -> None:
-        self._wait(lambda: self.database.from_arrow(rows).insert_into(table))
+        Args:
+          appearance: columns of the facts that are columns of `images`, too.
+        """
+        paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
+        rows = dict(zip(*self.query(_FILE_ROWS.format(paths=paths)).to_pydict().values(), strict=True))
+        starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=len(self.old))
+        self.insert("files", pa.table({"filename": pa.array(self.facts), "start": pa.array(starts)}))
+        self.run(_FACTS_VIEW.format(paths=paths))
+        columns = "".join(f", {name}" for name in appearance)
+        labels = _LABELS[self.label_kind]
+        self.run(_NEW_IMAGES.format(labels=labels, overhead=RECORD_OVERHEAD_BYTES, appearance=columns))
+        images = self.number("SELECT count(*) FROM images WHERE is_new")
+        if images != sum(rows.values()):  # the database joins the facts by the names of their files
+            raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {images} images are planned")
 
     def _wait(self, work: Callable[[], T]) -> T:
         """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
@@ -164,12 +174,12 @@ def open_tables(
             label_kind=label_kind,
             batch_rows=min(_BATCH_ROWS, _BATCH_BYTES // options.columns.max_value_bytes),
         )
-        tables.insert_all("images", _image_rows(tables, options.seed, appearance))
+        tables.insert("images", _old_images(old, label_kind, options.seed, appearance))
+        if facts:
+            tables.insert_facts(appearance)
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
         if len(old) and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
-        if facts:
-            tables.open_facts()
         yield tables, _reject_repeated_keys(tables)
 
 
@@ -231,40 +241,28 @@ _LATER_ROWS = """
         FROM facts JOIN repeated USING (id)) WHERE position > 1 ORDER BY key, position"""
 
 
-def _image_rows(tables: ImageTables, seed: int, appearance: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields the rows of `images`, beginning with those of the old images."""
-    names = (*_FACTS, *appearance)
-    content_hashes = shards.hashes64(shards.SPLIT, seed, _texts(tables.old["sha256"]))
-    yield _columns(tables.old, 0, tables.label_kind, content_hashes, appearance)
-    starts = [len(tables.old)]
-    for path in tables.facts:
-        table = schemas.read(path, names)
-        yield _columns(table, starts[-1], tables.label_kind, table["content_hash"], appearance)
-        starts.append(starts[-1] + len(table))
-    tables.insert("files", pa.table({"filename": pa.array(tables.facts, pa.string()), "start": starts[:-1]}))
-
-
-def _columns(table: pa.Table, start: int, label_kind: str, content_hashes: Any, appearance: Sequence[str]) -> pa.Table:
-    """Returns what the queries need of the rows of a table; ids begin at `start`."""
+def _old_images(table: pa.Table, label_kind: str, seed: int, appearance: Sequence[str]) -> pa.Table:
+    """Returns what the queries need of the `IMAGES` rows of the dataset that is added to."""
     count = len(table)
-    is_new = "shard" not in table.column_names
-    no_text = pa.repeat("", count)
-    labels, annotated = label_sets(table, label_kind)
+    names = [schemas.class_names(schemas.parse_annotations(text)) for text in _texts(table["annotations"])]
+    labels = [[*one["annotated_labels"]] for one in names] if label_kind == "multi" else [[]] * count
+    if label_kind == "single":
+        labels = [[label] for label in _texts(table["label"])]
+    annotated = [one["annotated_labels"] + one["object_labels"] for one in names]
     columns = {
-        "id": pa.array(np.arange(start, start + count)),
-        "is_new": pa.repeat(is_new, count),
-        "written": pa.repeat(False, count) if is_new else pc.greater_equal(table["shard"], 0),
+        "id": pa.array(np.arange(count)),
+        "is_new": pa.repeat(False, count),
+        "written": pc.greater_equal(table["shard"], 0),
         "key": table["key"],
         "sha256": table["sha256"],
         "group_name": table["group"],
         "split": table["split"],
-        "labels": labels,
-        "annotated": annotated,
-        "near": no_text if is_new else table["near"],
-        # Objects are about as long in a record as their annotations are in JSON.
-        "size": pc.add(pc.add(table["bytes"], pc.binary_length(table["annotations"])), RECORD_OVERHEAD_BYTES),
-        "order_hash": table["order_hash"] if is_new else pa.array(np.zeros(count, np.uint64)),
-        "content_hash": pa.array(content_hashes) if isinstance(content_hashes, np.ndarray) else content_hashes,
+        "labels": pa.array(labels, pa.list_(pa.string())),
+        "annotated": pa.array(annotated, pa.list_(pa.string())),
+        "near": table["near"],
+        "size": pa.array(np.zeros(count, np.int64)),
+        "order_hash": pa.array(np.zeros(count, np.uint64)),
+        "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, _texts(table["sha256"]))),
     }
     return pa.table({**columns, **{name: table[name] for name in appearance}})
 
@@ -278,20 +276,6 @@ def _local_files(paths: Sequence[str], directory: str) -> Iterator[str]:
         copy = os.path.join(directory, f"facts-{number}.parquet")
         storage.write_bytes(copy, storage.read_bytes(path), durable=False)
         yield copy
-
-
-def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields the rows of tables in order, joined to tables of about `_INSERT_BYTES`."""
-    pending: list[pa.Table] = []
-    size = 0
-    for table in tables:
-        pending.append(table)
-        size += table.nbytes
-        if size >= _INSERT_BYTES:
-            yield pa.concat_tables(pending)
-            pending, size = [], 0
-    if pending:
-        yield pa.concat_tables(pending)
 
 
 def _texts(column: pa.ChunkedArray) -> Iterator[str]:

@@ -148,7 +148,7 @@ _PLACED = """
     FROM named LEFT JOIN assigned USING (id) WHERE is_new"""
 _TOTALS = "SELECT place, count(*) AS images, sum(size)::BIGINT AS bytes FROM placed GROUP BY place"
 _ROWS = """
-    SELECT facts.* EXCLUDE (id, order_hash, content_hash, thumbnail), placed.* EXCLUDE (id)
+    SELECT facts.* EXCLUDE (id, {plan_facts}), placed.* EXCLUDE (id)
     FROM facts JOIN placed USING (id) ORDER BY place, position, key"""
 _EXISTING = "SELECT cluster, near_cluster FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
@@ -251,7 +251,7 @@ class _PlannedRows:
 
     def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
         """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
-        for batch in self._tables.batches(_ROWS):
+        for batch in self._tables.batches(_ROWS.format(plan_facts=", ".join(schemas.PLAN_FACTS.names))):
             table = pa.Table.from_batches([batch])
             places = table["place"].to_numpy()
             starts = near_duplicates.run_starts(places).tolist()

@@ -51,7 +51,7 @@ def load(split: SplitPlan) -> LoadedSplit:
 
 
 def facts_of(tables: Iterable[pa.Table], seed: int) -> list[str]:
-    """Returns the paths of files of facts, with the hashes that examining adds."""
+    """Returns the paths of files of facts, with what examining adds for the plan."""
     directory = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     paths = []
@@ -65,6 +65,8 @@ def hash_rows(table: pa.Table, seed: int) -> pa.Table:
     order = shards.hashes64(shards.ORDER, seed, table["key"].to_pylist())
     content = shards.hashes64(shards.SPLIT, seed, table["sha256"].to_pylist())
     columns = {**{name: table[name] for name in table.column_names}, "order_hash": order, "content_hash": content}
+    names = [schemas.class_names(schemas.parse_annotations(text)) for text in table["annotations"].to_pylist()]
+    columns |= {name: [one[name] for one in names] for name in ("annotated_labels", "object_labels")}
     return pa.table(columns, schema=table.schema)
 
 

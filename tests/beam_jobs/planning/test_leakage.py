@@ -61,6 +61,7 @@ def world() -> World:
         "bytes": random.integers(20_000, 200_000, count),
         "mean_rgb": [[100.0, 100.0, 100.0]] * count,
         "var_rgb": [[1.0, 1.0, 1.0]] * count,
+        **dict.fromkeys(("annotated_labels", "object_labels"), [[]] * count),
     }
     for field in schemas.EXAMINED:
         default = {pa.string(): "", pa.binary(): b""}.get(field.type, 64)

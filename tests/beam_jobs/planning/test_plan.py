@@ -169,7 +169,9 @@ def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
 
 def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path):
     (path,) = facts_of([examined(*many(40))], 0)
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(
+        DiskError, match=rf"No files found that match the pattern .{path}.gone.*; repair that, then run"
+    ):
         plan.make_plan([path, f"{path}.gone"], EVERYTHING, str(tmp_path))
 
 
@@ -182,9 +184,17 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
     assert split.images == 40
 
 
-def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_tables, "_FACTS_VIEW", f"{image_tables._FACTS_VIEW} WHERE file_row_number > 0")
-    with pytest.raises(RuntimeError, match=r"^the plan has 40 images in place 0, and 39 rows were written$"):
+@pytest.mark.parametrize(
+    ("module", "name", "part", "message"),
+    [
+        (image_tables, "_NEW_IMAGES", "FROM facts", "the facts have 40 rows, and 39 images are planned"),
+        (plan, "_ROWS", "USING (id)", "the plan has 40 images in place 0, and 39 rows were written"),
+    ],
+)
+def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch, module, name, part, message):
+    losing = getattr(module, name).replace(part, f"{part} WHERE id > 0")
+    monkeypatch.setattr(module, name, losing)
+    with pytest.raises(RuntimeError, match=rf"^{message}$"):
         plan.make_plan(facts_of([examined(*many(40))], 0), EVERYTHING, str(tmp_path))
 
 
