@@ -25,7 +25,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 251,
+    "product files": 250,
     "product lines": 50_235,
     "code lines": 30_640,
     "modules at the root of beam_jobs": 12,

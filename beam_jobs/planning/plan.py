@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,11 +19,11 @@ from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import duplicates, near_duplicates, splits
 from beam_jobs.planning.image_tables import ImageTables, open_tables
-from beam_jobs.planning.labels import label_indices, vocabulary
 from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.rejects import Reject
 
 _NO_SPLIT = -1
+_NO_INDEX = -1  # `label_index` of images that have not exactly one label
 _ROW_GROUP = 1 << 16  # rows that are in no shard, at a time
 _MAX_EXAMPLES = 20
 
@@ -176,6 +176,24 @@ _LEAKS = """
 _LEAK_COLUMNS = {"cluster": "cluster", "group": "group_name", "near": "near_cluster"}
 
 
+def vocabulary(names: Iterable[str], existing: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns the class names of a dataset; the position of a name is its index.
+
+    Args:
+      names: names of the classes of new images and of their objects.
+      existing: class names of the dataset that is added to. They keep their indices; new names follow, sorted.
+    """
+    first = tuple(existing)
+    return first + tuple(sorted(set(names).difference(first)))
+
+
+def _label_indices(images: pa.Table, label_kind: str, names: tuple[str, ...]) -> pa.Array:
+    if label_kind != "single":
+        return pa.array(np.full(len(images), _NO_INDEX))
+    labels = images["label"].combine_chunks()
+    return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
+
+
 def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
     if options.stratify and label_kind == "none":
         raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
@@ -185,7 +203,7 @@ def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, label
             f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
             "add images with the --splits it was made with"
         )
-    if not label_indices(old, label_kind, tuple(labels)).equals(old["label_index"].combine_chunks()):
+    if not _label_indices(old, label_kind, tuple(labels)).equals(old["label_index"].combine_chunks()):
         raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
 
@@ -266,7 +284,7 @@ class _PlannedRows:
         columns = {
             **{name: rows[name] for name in rows.column_names if name in schemas.PLANNED.names},
             "near": rows["near_cluster"],
-            "label_index": label_indices(rows, self._tables.label_kind, self._labels),
+            "label_index": _label_indices(rows, self._tables.label_kind, self._labels),
         }
         return pa.table({name: columns[name] for name in schemas.PLANNED.names}).cast(schemas.PLANNED)
 

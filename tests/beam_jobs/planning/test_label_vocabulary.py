@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.planning.labels import vocabulary
+from beam_jobs.planning.plan import vocabulary
 from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.loaded_plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
