@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.common.settings import fields
+from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import manifest, schemas, shards, tfds_metadata
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, DatasetChanged
@@ -29,6 +31,7 @@ from beam_jobs.stages.write import ShardTask, load_sidecar, shard_path, sidecar_
 from beam_jobs.types import EXTRA_TYPES
 
 _ROW_GROUP = 1 << 16  # rows of `images.parquet`
+_STORE_THREADS = 16
 _OPTIONAL_PARTS = ("objects", "mask", "weight")
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
@@ -171,12 +174,21 @@ def _check_shards(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> di
     """Returns the shards of each split, of which no byte is read: workers have compared them, see `write_shard`."""
     result: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
     listed = {split: storage.stat_files(storage.join(out, shards.split_dir(split))) for split in result}
-    for task in tasks:
-        result[task.split].append(_check_shard(out, work, task, *listed[task.split].get(task.name, (-1, None))))
+    check = partial(_check_shard, out, work, listed)
+    for task, shard in zip(tasks, map_ordered(check, tasks, _threads(work)), strict=True):
+        result[task.split].append(shard)
     return result
 
 
-def _check_shard(out: str, work: str, task: ShardTask, length: int, crc32c: int | None) -> Shard:
+def _threads(work: str) -> int:
+    """Returns the number of threads that read files of the work directory; those for a store wait most of the time."""
+    return _STORE_THREADS if storage.is_remote(work) else 1
+
+
+def _check_shard(
+    out: str, work: str, listed: Mapping[str, Mapping[str, tuple[int, int | None]]], task: ShardTask
+) -> Shard:
+    length, crc32c = listed[task.split].get(task.name, (-1, None))
     with contextlib.suppress(OSError, ValueError):  # the sidecar is missing or damaged
         sidecar = load_sidecar(work, task)
         if length == sidecar.bytes and crc32c in (None, sidecar.crc32c):
@@ -302,10 +314,13 @@ def _images(plan: Plan, tasks: Sequence[ShardTask], work: str, tally: _Tally, la
         yield plan.existing.slice(start, _ROW_GROUP)
     for part in plan.dropped.shards:
         yield _image_rows(part.read(), "", -1, [-1] * part.images)
-    for task in tasks:
-        rows = task.rows.read()
+
+    def read(task: ShardTask) -> tuple[pa.Table, Sequence[int]]:
+        return task.rows.read(), load_sidecar(work, task).offsets
+
+    for task, (rows, offsets) in zip(tasks, map_ordered(read, tasks, _threads(work)), strict=True):
         tally.add_new(task.split, rows, label_kind)
-        yield _image_rows(rows, task.split, task.index, load_sidecar(work, task).offsets)
+        yield _image_rows(rows, task.split, task.index, offsets)
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
