@@ -89,8 +89,8 @@ _INDEX_NAME = ".files.sqlite"
 
 
 def _index(out: str) -> str:
-    """Returns the path of the index of source files, beside the artifacts; empty in a remote root."""
-    return storage.join(os.path.dirname(out), _INDEX_NAME) if out and not storage.is_remote(out) else ""
+    """Returns the path of the index of source files, in the directory of the component; empty in a remote root."""
+    return os.path.join(os.path.dirname(os.path.dirname(out)), _INDEX_NAME) if os.path.isabs(out) else ""
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):
