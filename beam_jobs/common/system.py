@@ -100,7 +100,14 @@ def temporary_directory(parent: str = "") -> str:
 
 @contextlib.contextmanager
 def open_directory(parent: str = "") -> Iterator[str]:
-    """Makes a temporary directory for the block alone; like `temporary_directory` if the process is killed inside."""
+    """Makes a temporary directory, and removes it at the end of the block, or in a later process if this one is killed.
+
+    Args:
+      parent: see `temporary_directory`.
+
+    Raises:
+      OSError: the directory cannot be created.
+    """
     directory, descriptor = _locked_directory(parent)
     try:
         yield directory
@@ -266,7 +273,7 @@ class Progress:
 
     Attributes:
       images: number of images that were examined or written, rejects included.
-      bytes: number of bytes that were read of them.
+      bytes: number of bytes that were read of them, or written.
       rejects: number of rejects.
     """
 
@@ -302,9 +309,12 @@ class _Meter:
 local_progress = _Meter()
 
 
+_LAST_CALL_S = 1.0
+
+
 @contextlib.contextmanager
 def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Calls a function at intervals while the block runs, in a thread; it is not called after the block."""
+    """Calls a function at intervals while the block runs, in a thread; waits for a running call a second at most."""
     stop = threading.Event()
 
     def tick() -> None:
@@ -317,4 +327,4 @@ def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(_LAST_CALL_S)  # a store may not answer for minutes

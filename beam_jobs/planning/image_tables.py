@@ -244,11 +244,7 @@ _LATER_ROWS = """
 def _old_images(table: pa.Table, label_kind: str, seed: int, appearance: Sequence[str]) -> pa.Table:
     """Returns what the queries need of the `IMAGES` rows of the dataset that is added to."""
     count = len(table)
-    names = [schemas.class_names(schemas.parse_annotations(text)) for text in _texts(table["annotations"])]
-    labels = [[*one["annotated_labels"]] for one in names] if label_kind == "multi" else [[]] * count
-    if label_kind == "single":
-        labels = [[label] for label in _texts(table["label"])]
-    annotated = [one["annotated_labels"] + one["object_labels"] for one in names]
+    labels, annotated = _label_sets(table, label_kind)
     columns = {
         "id": pa.array(np.arange(count)),
         "is_new": pa.repeat(False, count),
@@ -257,14 +253,32 @@ def _old_images(table: pa.Table, label_kind: str, seed: int, appearance: Sequenc
         "sha256": table["sha256"],
         "group_name": table["group"],
         "split": table["split"],
-        "labels": pa.array(labels, pa.list_(pa.string())),
-        "annotated": pa.array(annotated, pa.list_(pa.string())),
+        "labels": labels,
+        "annotated": annotated,
         "near": table["near"],
         "size": pa.array(np.zeros(count, np.int64)),
         "order_hash": pa.array(np.zeros(count, np.uint64)),
         "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, _texts(table["sha256"]))),
     }
     return pa.table({**columns, **{name: table[name] for name in appearance}})
+
+
+def _label_sets(table: pa.Table, label_kind: str) -> tuple[pa.Array, pa.Array]:
+    """Returns the labels of each image, and the class names in its annotations, both list<string>[images]."""
+    count = len(table)
+    none = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.string()))
+    own, annotated = none, none
+    if label_kind == "single":
+        own = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), table["label"].combine_chunks())
+    encoded = table["annotations"].combine_chunks().dictionary_encode()  # many images have equal ones
+    names = [schemas.class_names(schemas.parse_annotations(text)) for text in encoded.dictionary.to_pylist()]
+    if any(one["annotated_labels"] or one["object_labels"] for one in names):
+        both = [one["annotated_labels"] + one["object_labels"] for one in names]
+        annotated = pa.array(both, pa.list_(pa.string())).take(encoded.indices)
+        if label_kind == "multi":
+            labels = pa.array([one["annotated_labels"] for one in names], pa.list_(pa.string()))
+            own = labels.take(encoded.indices)
+    return own, annotated
 
 
 def _local_files(paths: Sequence[str], directory: str) -> Iterator[str]:

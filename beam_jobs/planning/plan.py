@@ -247,7 +247,8 @@ class _PlannedRows:
             if place not in totals and not len(tables.old):
                 raise _empty_split(name, options)
         rows_by_place = {}
-        with ThreadPoolExecutor(1, thread_name_prefix="feedline-rows") as thread:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-rows")
+        try:
             for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
                 images, size = totals[place]
                 count = -(-images // _ROW_GROUP) if place == _NO_SPLIT else _shard_count(images, size, options)
@@ -256,6 +257,8 @@ class _PlannedRows:
                 for _, part, sizes in parts:
                     rows.add(part, sizes)
                 rows_by_place[place] = rows.close()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)  # after an error or a signal, files may wait for it
         for place, (images, _) in totals.items():
             written = sum(shard.images for shard in rows_by_place.get(place, ()))
             if written != images:

@@ -36,7 +36,7 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     """Returns the sha256, in hex, of the entries and image files of a source.
 
     Moving an image to another class, renaming it, or editing it with unchanged size and time changes the fingerprint; a
-    new modification time does not.
+    new modification time does not. An object of S3 that is uploaded again may have another ETag, which does.
 
     Args:
       options: options of the ingest.
@@ -50,7 +50,7 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     hasher = hashlib.sha256()
     base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
     reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
-    with FileIndex(index) as files:
+    with FileIndex(index, options.limits.max_bytes) as files:
         describe = partial(_describe, reader=reader, files=files, rejecting=options.unreadable == "reject")
         for line in map_ordered(describe, source.entries(), options.thread_count):
             hasher.update(line)
@@ -73,12 +73,14 @@ def _describe(entry: ImageRef | Reject, reader: Reader, files: FileIndex, reject
     row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _IGNORED_COLUMNS}
     mask = entry.annotations.mask if entry.annotations else ""
 
-    def digest(uri: str, slice_text: str, listed: str = "") -> str:
-        return listed or files.digest(reader.path(uri, slice_text), slice_text, lambda: reader.read(uri, slice_text))
+    listed = f"{entry.checksum} {entry.bytes}" if entry.checksum else ""
+
+    def digest(uri: str, slice_text: str) -> str:
+        return files.digest(reader.path(uri, slice_text), slice_text, lambda: reader.read(uri, slice_text))
 
     try:
         digests = (
-            digest(entry.uri, entry.slice, entry.checksum),
+            listed or digest(entry.uri, entry.slice),
             digest(mask, "") if mask else hashlib.sha256().hexdigest(),
         )
     except BadImage as bad:
@@ -92,7 +94,7 @@ def _describe(entry: ImageRef | Reject, reader: Reader, files: FileIndex, reject
 
 
 class _Status(NamedTuple):
-    """What changes when the content of a file does; a program can set back all but the ctime."""
+    """What changes when the content of a file does; on most file systems, a program can set back all but the ctime."""
 
     bytes: int
     mtime_ns: int
@@ -103,8 +105,9 @@ class _Status(NamedTuple):
 _TICK_NS = 2 * 10**9  # FAT has the coarsest times
 _COMMIT_ROWS = 1000
 _TABLE = """CREATE TABLE IF NOT EXISTS files (
-    path BLOB, slice BLOB, bytes INT, mtime_ns INT, ctime_ns INT, inode INT, sha256 TEXT, run TEXT,
+    path BLOB, slice BLOB, bytes INT, mtime_ns INT, ctime_ns INT, inode INT, sha256 BLOB, run TEXT,
     PRIMARY KEY (path, slice)) WITHOUT ROWID"""
+_CHECK_TABLE = "SELECT path, slice, bytes, mtime_ns, ctime_ns, inode, sha256, run FROM files LIMIT 0"
 
 
 class FileIndex:
@@ -115,18 +118,24 @@ class FileIndex:
     damaged or not writable means that files are read; it is never an error.
     """
 
-    def __init__(self, path: str) -> None:
-        """Opens or creates the index; with an empty path, all files are read."""
-        self._path = path
+    def __init__(self, path: str, max_bytes: int) -> None:
+        """Opens or creates the index.
+
+        Args:
+          path: local path; when empty, all files are read.
+          max_bytes: number of bytes from which on `read` gives only a part of a file, whose digest is not recorded.
+        """
+        self._path, self._max_bytes = path, max_bytes
         self._lock = threading.Lock()
         self._run = f"{time.time_ns()}"
-        self._added = 0
+        self._changes = 0
         self._database: sqlite3.Connection | None = None
         if path:
             with self._or_without():
                 storage.make_dirs(os.path.dirname(path))
                 self._database = sqlite3.connect(path, check_same_thread=False)
                 self._database.execute(_TABLE)
+                self._database.execute(_CHECK_TABLE)
 
     def __enter__(self) -> FileIndex:
         """Returns itself."""
@@ -155,10 +164,12 @@ class FileIndex:
         if before and (known := self._find(path, slice_text, before)):
             return known
         now_ns = time.time_ns()
-        digest = hashlib.sha256(read()).hexdigest()
-        if before and max(before.mtime_ns, before.ctime_ns) < now_ns - _TICK_NS and before == self._status(path):
-            self._add(path, slice_text, before, digest)
-        return digest
+        data = read()
+        digest = hashlib.sha256(data)
+        is_old = before is not None and max(before.mtime_ns, before.ctime_ns) < now_ns - _TICK_NS
+        if before and is_old and len(data) <= self._max_bytes and before == self._status(path):
+            self._add(path, slice_text, before, digest.digest())
+        return digest.hexdigest()
 
     def forget_others(self) -> None:
         """Removes the files that were not asked for since the index was opened."""
@@ -184,17 +195,22 @@ class FileIndex:
                 row = self._database.execute(statement, (*key, *status)).fetchone()
                 if row:
                     self._database.execute("UPDATE files SET run = ? WHERE path = ? AND slice = ?", (self._run, *key))
-                    return row[0]
+                    self._commit_some()
+                    return row[0].hex()
         return ""
 
-    def _add(self, path: str, slice_text: str, status: _Status, digest: str) -> None:
+    def _add(self, path: str, slice_text: str, status: _Status, digest: bytes) -> None:
         row = (os.fsencode(path), os.fsencode(slice_text), *status, digest, self._run)
         with self._lock, self._or_without():
             if self._database:
                 self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-                self._added += 1
-                if self._added % _COMMIT_ROWS == 0:
-                    self._database.commit()
+                self._commit_some()
+
+    def _commit_some(self) -> None:
+        """Ends the transaction now and then: other runs wait for it, and a killed run loses what it has read."""
+        self._changes += 1
+        if self._database and self._changes % _COMMIT_ROWS == 0:
+            self._database.commit()
 
     @contextlib.contextmanager
     def _or_without(self) -> Iterator[None]:
@@ -205,7 +221,8 @@ class FileIndex:
             if self._database:
                 self._database.close()
             self._database = None
-            if type(error) is sqlite3.DatabaseError:  # others, such as that of a full disk, are of a class below it
+            # Errors such as that of a full disk are of a class below it.
+            if type(error) is sqlite3.DatabaseError or "no such column" in str(error):
                 with contextlib.suppress(OSError):
                     storage.remove(f"{self._path}-journal")  # of another database, it would be applied to the new one
                     storage.remove(self._path)

@@ -171,7 +171,7 @@ def dataset_options(options: IngestOptions) -> dict[str, Any]:
 
 
 def _check_shards(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> dict[str, list[Shard]]:
-    """Returns the shards of each split, of which no byte is read: workers have compared them, see `write_shard`."""
+    """Returns the shards of each split. It reads no byte of them: workers have compared them, see `write_shard`."""
     result: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
     listed = {split: storage.stat_files(storage.join(out, shards.split_dir(split))) for split in result}
     check = partial(_check_shard, out, work, listed)
@@ -189,7 +189,7 @@ def _check_shard(
     out: str, work: str, listed: Mapping[str, Mapping[str, tuple[int, int | None]]], task: ShardTask
 ) -> Shard:
     length, crc32c = listed[task.split].get(task.name, (-1, None))
-    with contextlib.suppress(OSError, ValueError):  # the sidecar is missing or damaged
+    with contextlib.suppress(FileNotFoundError, ValueError):  # the sidecar is missing or damaged
         sidecar = load_sidecar(work, task)
         if length == sidecar.bytes and crc32c in (None, sidecar.crc32c):
             return Shard(name=task.name, records=sidecar.records, bytes=sidecar.bytes, sha256=sidecar.sha256)

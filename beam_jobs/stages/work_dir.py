@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
@@ -23,6 +24,7 @@ from beam_jobs.storage import disk, lock
 DIRECTORY = "_work"
 PROGRESS_NAME = "progress.json"  # see `progress_file`
 _PROGRESS_S = 10.0
+_MAX_LEFT_S = 366 * 86400.0  # a later end is no estimate
 _MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
 _LOCK_NAME = ".feedline-lock"  # see `exclusive`
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storage.atomic_writer`
@@ -180,45 +182,55 @@ def _write_marker(work: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Progress] = Progress) -> Iterator[None]:
-    """Describes a stage in `WORK/progress.json` for monitors, when it begins and ends and every ten seconds; a `Watch`.
+def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Progress] | None = None) -> Iterator[None]:
+    """Describes a stage in `WORK/progress.json` for monitors, when it begins and ends and every ten seconds.
 
-    The file is a JSON object: `stage`; `done`, `of` and `rejects`, in images, where `of` is 0 if unknown; `bytes` read;
-    `images_per_s` since the stage began; `updated` and `estimated_end` of the stage, in UTC, as in
-    `2026-01-31T12:00:00+00:00`. The last one is null as long as no image is done.
+    The file is a JSON object: `stage`; `of`, its number of images, 0 if unknown; `done` and `rejects`, in images, and
+    `bytes`, which are null in a stage that does not count; `images_per_s` since the stage began, in which units of work
+    count that an earlier run finished; `updated` and `estimated_end` of the stage, in UTC, as in
+    `2026-01-31T12:00:00+00:00`. The end is null as long as it cannot be estimated.
 
     Args:
       work: work directory; nothing is written while it does not exist.
       stage: name of the stage.
       total: progress at its end.
-      read: returns its current progress.
+      read: returns its current progress; None if the stage does not count.
     """
     started = time.monotonic()
+    path = storage.join(work, PROGRESS_NAME)
 
     def write() -> None:
         if not storage.is_remote(work) and not os.path.isdir(work):
             return
-        done, seconds = read(), time.monotonic() - started
-        rate = done.images / seconds if seconds > 0 else 0.0
-        now = datetime.now(timezone.utc)
-        end = now + timedelta(seconds=max(0, total.images - done.images) / rate) if rate and total.images else None
-        values = {
-            "stage": stage,
-            "done": done.images,
-            "of": total.images,
-            "rejects": done.rejects,
-            "bytes": done.bytes,
-            "images_per_s": round(rate, 3),
-            "updated": now.isoformat(timespec="seconds"),
-            "estimated_end": end.isoformat(timespec="seconds") if end else None,
-        }
+        values = _describe(stage, total, read() if read else None, time.monotonic() - started)
         with contextlib.suppress(OSError):  # the stage itself finds out
-            storage.write_bytes(storage.join(work, PROGRESS_NAME), json.dumps(values).encode(), durable=False)
+            if storage.is_remote(work):  # an upload is atomic
+                with storage.direct_writer(path) as stream:
+                    stream.write(json.dumps(values).encode())
+            else:
+                storage.write_bytes(path, json.dumps(values).encode(), durable=False)
 
     write()
     with repeat(_PROGRESS_S, write):
         yield
     write()
+
+
+def _describe(stage: str, total: Progress, done: Progress | None, seconds: float) -> dict[str, object]:
+    now = datetime.now(timezone.utc)
+    rate = done.images / seconds if done and seconds > 0 else 0.0
+    left = max(0, total.images - done.images) / rate if done and rate and total.images else math.inf
+    end = now + timedelta(seconds=left) if left < _MAX_LEFT_S else None
+    return {
+        "stage": stage,
+        "done": done and done.images,
+        "of": total.images,
+        "rejects": done and done.rejects,
+        "bytes": done and done.bytes,
+        "images_per_s": round(rate, 3) if done else None,
+        "updated": now.isoformat(timespec="seconds"),
+        "estimated_end": end.isoformat(timespec="seconds") if end else None,
+    }
 
 
 BLOCK_BYTES = 4096  # minimum disk space of a file on most disks

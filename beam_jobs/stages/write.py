@@ -332,17 +332,17 @@ def unit_name(shard: ShardTask) -> str:
 
 
 def is_written(shard: ShardTask, task: WriteTask) -> bool:
-    """Returns whether a shard of the right size is written according to its plan; workers compare its bytes."""
-    return _load_written(shard, task, compare=False) is not None
+    """Returns whether a shard is written according to its plan."""
+    return _load_written(shard, task) is not None
 
 
-def _load_written(shard: ShardTask, task: WriteTask, compare: bool = True) -> Sidecar | None:
+def _load_written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
     """Moves a sealed shard into the dataset and returns its sidecar; None if the shard must be written."""
     try:
         sidecar = load_sidecar(task.work, shard)
         if not _move_to_dataset(shard, task, sidecar):
             return None
-        return sidecar if not compare or storage.checksum(shard_path(task.out, shard)) == sidecar.crc32c else None
+        return sidecar if storage.checksum(shard_path(task.out, shard)) == sidecar.crc32c else None
     except (OSError, ValueError):
         return None  # no sidecar, or a damaged one: the shard is written again
 

@@ -77,7 +77,7 @@ def size(path: str) -> int:
     if not is_remote(path):
         return os.stat(path).st_size
     with _remote(path) as store:
-        return store.stat(path)[0]
+        return store.size(path)
 
 
 def open_read(path: str) -> BinaryIO:
@@ -159,7 +159,7 @@ def checksum(path: str) -> int:
     """
     if is_remote(path):
         with _remote(path) as store:
-            _, stored = store.stat(path)
+            stored = store.crc32c(path)
         if stored is not None:
             return stored
     value = 0
@@ -349,7 +349,7 @@ def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
     if not is_remote(directory):
         return {name: (size(join(directory, name)), None) for name in list_files(directory)}
     return {
-        entry.path: (entry.bytes, int(entry.checksum[7:], 16) if entry.checksum.startswith("crc32c:") else None)
+        entry.path: (entry.bytes, int(entry.checksum[7:15], 16) if entry.checksum.startswith("crc32c:") else None)
         for entry in list_objects(directory)
         if "/" not in entry.path
     }

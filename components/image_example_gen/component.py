@@ -90,7 +90,9 @@ _INDEX_NAME = ".files.sqlite"
 
 def _index(out: str) -> str:
     """Returns the path of the index of source files, in the directory of the component; empty in a remote root."""
-    return os.path.join(os.path.dirname(os.path.dirname(out)), _INDEX_NAME) if os.path.isabs(out) else ""
+    if not out or storage.is_remote(out):
+        return ""
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(out))), _INDEX_NAME)
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):
@@ -160,7 +162,7 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
     """Runs the Feedline ingest with the Beam arguments of the pipeline, or adopts a published dataset.
 
     The output is cached while content, names and labels of the images, the options and the code are unchanged, or while
-    the adopted dataset is; see `beam_jobs.sources.factory`.
+    the adopted dataset is; see `beam_jobs.sources.fingerprint`.
 
     For a source or dataset with `{SPAN}` in its path, every run takes the newest span; see `beam_jobs.sources.spans`.
 

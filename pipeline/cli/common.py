@@ -101,7 +101,7 @@ _JSON_OPTIONS = (
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 15.0
-_LONG_SECONDS = 3600.0  # from here on, the line has the time of the end
+_LONG_SECONDS, _MAX_SECONDS = 3600.0, 366 * 86400.0  # time left at which the line has the time of the end
 
 
 @contextlib.contextmanager
@@ -142,7 +142,8 @@ def describe_progress(done: Progress, total: Progress, seconds: float) -> str:
         parts.append(f"{done.rejects:,} rejected")
     if rate and total.images > done.images:
         left = (total.images - done.images) / rate
-        end = time.strftime(", until %a %H:%M", time.localtime(time.time() + left)) if left >= _LONG_SECONDS else ""
+        is_long = _LONG_SECONDS <= left < _MAX_SECONDS
+        end = time.strftime(", until %Y-%m-%d %H:%M", time.localtime(time.time() + left)) if is_long else ""
         parts.append(f"{_format_duration(left)} left{end}")
     return ", ".join(parts)
 

@@ -145,11 +145,17 @@ class GcsStore(Store):
         """See `Store`."""
         return self._gcsio.exists(path)
 
-    def stat(self, path: str) -> tuple[int, int | None]:
+    def size(self, path: str) -> int:
         """See `Store`."""
         blob = self._blob(path)
         blob.reload()
-        return blob.size, _crc32c(blob)
+        return blob.size
+
+    def crc32c(self, path: str) -> int | None:
+        """See `Store`."""
+        blob = self._blob(path)
+        blob.reload()
+        return _crc32c(blob)
 
     def delete(self, path: str) -> None:
         """See `Store`. Beam's filesystem would treat the name as a pattern."""
@@ -163,10 +169,12 @@ class GcsStore(Store):
     def list(self, prefix: str) -> Iterator[ListedObject]:
         """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
         bucket, start = parse_gcs_path(prefix, object_optional=True)
-        fields = "items(name,size,updated,crc32c),nextPageToken"
+        fields = "items(name,size,updated,crc32c,md5Hash),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
             mtime_ns = int(blob.updated.timestamp() * 1e9)
+            # An object that was composed of others has no MD5.
             checksum = f"crc32c:{_crc32c(blob):08x}" if blob.crc32c else ""
+            checksum += f" md5:{blob.md5_hash}" if checksum and blob.md5_hash else ""
             yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, checksum)
 
     def _blob(self, path: str) -> Any:
@@ -194,7 +202,7 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, store: GcsStore, path: str) -> None:
         super().__init__()
-        self._store, self._path, (self._size, _) = store, path, store.stat(path)
+        self._store, self._path, self._size = store, path, store.size(path)
         self._position = 0
 
     def readable(self) -> bool:

@@ -86,16 +86,16 @@ class S3Store(Store):
     def exists(self, path: str) -> bool:
         """See `Store`."""
         try:
-            self.stat(path)
+            self.size(path)
         except Exception as error:
             if http_status(error) == 404:
                 return False
             raise
         return True
 
-    def stat(self, path: str) -> tuple[int, int | None]:
+    def size(self, path: str) -> int:
         """See `Store`."""
-        return self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path))).size, None
+        return self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path))).size
 
     def delete(self, path: str) -> None:
         """See `Store`."""

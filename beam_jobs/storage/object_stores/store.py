@@ -23,8 +23,8 @@ class ListedObject(NamedTuple):
       path: path with the scheme.
       bytes: size.
       mtime_ns: modification time, in ns.
-      checksum: `crc32c:` and eight hex digits, or `etag:` and a text of the store, which differs for other content;
-        empty where the store knows none.
+      checksum: text that differs for other content, and may differ for equal content: in Google Storage `crc32c:` and
+        eight hex digits, followed by ` md5:` and a text where it is known, in S3 `etag:` and a text; else empty.
     """
 
     path: str
@@ -75,9 +75,13 @@ class Store:
         """Returns whether an object exists."""
         return self._system.exists(path)
 
-    def stat(self, path: str) -> tuple[int, int | None]:
-        """Returns the size of an object in bytes, and its crc32c where the store knows it."""
-        return self._system.metadata(path).size_in_bytes, None
+    def size(self, path: str) -> int:
+        """Returns the size of an object in bytes."""
+        return self._system.metadata(path).size_in_bytes
+
+    def crc32c(self, path: str) -> int | None:
+        """Returns the crc32c of an object where the store knows it."""
+        return None
 
     def delete(self, path: str) -> None:
         """Deletes an object, or all objects below a path that ends in a slash."""

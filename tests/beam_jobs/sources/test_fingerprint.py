@@ -283,6 +283,21 @@ def test_a_damaged_index_is_made_again(source, index, part):
     assert read_with(index, source) == (fingerprint(source), [])
 
 
+def test_an_index_of_another_release_is_made_again(source, index):
+    Path(index).unlink()
+    with contextlib.closing(sqlite3.connect(index)) as database:
+        database.execute("CREATE TABLE files (path TEXT)")
+    for read in (["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"],) * 2 + ([],):
+        assert read_with(index, source) == (fingerprint(source), read)
+
+
+def test_the_part_of_a_file_that_is_too_large_is_not_taken_for_the_file(source, index):
+    (source / "cat" / "a.jpg").write_bytes(b"x" * 21)
+    limited = make_options(source=str(source), limits=ImageLimits(max_bytes=20))
+    assert source_fingerprint(limited, index) == source_fingerprint(limited)
+    assert read_with(index, source) == (fingerprint(source), ["cat/a.jpg"])
+
+
 def test_an_index_that_cannot_be_written_is_done_without(source):
     assert read_with("/proc/nowhere/index", source)[0] == fingerprint(source)
 

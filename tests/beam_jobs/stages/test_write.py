@@ -26,6 +26,7 @@ from beam_jobs.stages.write import (
     Failure,
     ShardTask,
     WriteTask,
+    is_written,
     load_sidecar,
     read_failures,
     remove_failure_notes,
@@ -185,6 +186,7 @@ def test_a_shard_that_is_not_known_to_be_whole_is_written_again(stages, harm):
     path = Path(shard_path(stages.task.out, task))
     before = path.read_bytes()
     harm(path, Path(sidecar_path(stages.task.work, task)))
+    assert not is_written(task, stages.task)  # when it cannot be written again
     assert write_shard(task, stages.task) is True
     assert path.read_bytes() == before
 

@@ -37,7 +37,7 @@ def test_a_line_says_how_far_a_stage_is(done, total, seconds, line):
 def test_the_line_of_a_long_stage_has_the_time_of_its_end(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_770_000_000.0)
     line = common.describe_progress(Progress(10), Progress(100_010), 1.0)
-    expected = time.strftime("%a %H:%M", time.localtime(1_770_010_000))
+    expected = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_770_010_000))
     assert line == f"10 of 100,010 images, 10 images/s, 0.0 MB/s, 2:46:40 left, until {expected}"
 
 
