@@ -384,7 +384,7 @@ def list_objects(directory: str) -> Iterator[ListedObject]:
     with _remote(prefix) as store:
         for entry in store.list(prefix):
             if entry.bytes or not entry.path.endswith("/"):
-                yield entry._replace(path=entry.path.removeprefix(prefix))
+                yield entry.below(prefix)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,10 @@ class ListedObject(NamedTuple):
     mtime_ns: int
     checksum: str = ""
 
+    def below(self, prefix: str) -> ListedObject:
+        """Returns the object with its path relative to a prefix of it."""
+        return ListedObject(self.path.removeprefix(prefix), *self[1:])
+
 
 def already_exists(path: str) -> FileExistsError:
     """Returns the error of an exclusive creation of an object that exists."""
