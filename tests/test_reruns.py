@@ -70,7 +70,7 @@ class Writes:
         self._patch.setattr(file_io.FileIO, "_prewrite_check", self._prewrite(file_io.FileIO._prewrite_check))
 
     def begin(self, root: str, victim: str = "", fail_at: int = 0) -> None:
-        """Starts counting anew; write number `fail_at` of the component `victim` finds the disk full."""
+        """Starts counting anew; from write number `fail_at` of the component `victim` to its end, the disk is full."""
         self.counts.clear()
         self._root, self._victim, self._fail_at = root, victim, fail_at
 
@@ -80,6 +80,8 @@ class Writes:
             try:
                 return do(executor, *args, **kwargs)
             finally:
+                if self._component == self._victim:
+                    self._victim = ""  # there is room again
                 self._component = ""
 
         return wrapped
@@ -112,7 +114,7 @@ class Writes:
             return
         with self._lock:
             self.counts[self._component] += 1
-            hit = self._component == self._victim and self.counts[self._component] == self._fail_at
+            hit = self._component == self._victim and self.counts[self._component] >= self._fail_at
         if hit:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 

@@ -85,7 +85,7 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
 
 
 _WORK_PREFIX = ".work-"
-_INDEX_NAME = ".files.sqlite"
+_INDEX_NAME = "source_files.sqlite"
 
 
 def _index(out: str) -> str:
