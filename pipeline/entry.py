@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they wait for the next import
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # until they are recorded
     from pipeline.runs import signals
 
     signals.hold()

@@ -286,6 +286,22 @@ class Progress:
         return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
 
 
+_MAX_LEFT_S = 366 * 86400.0  # a later end is no estimate
+
+
+def rate_and_left(done: Progress, total: Progress, seconds: float) -> tuple[float, float | None]:
+    """Returns the images per second of a stage, and the seconds that are left; None where that cannot be estimated.
+
+    Args:
+      done: current progress.
+      total: progress at the end of the stage; `images` is 0 when it is unknown.
+      seconds: time since the start of the stage.
+    """
+    rate = done.images / seconds if seconds > 0 else 0.0
+    left = max(0, total.images - done.images) / rate if rate and total.images else None
+    return rate, left if left is not None and left < _MAX_LEFT_S else None
+
+
 class _Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()

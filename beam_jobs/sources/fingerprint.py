@@ -52,7 +52,7 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
     with FileIndex(index, options.limits.max_bytes) as files:
         describe = partial(_describe, reader=reader, files=files, rejecting=options.unreadable == "reject")
-        for line in map_ordered(describe, source.entries(), options.thread_count):
+        for line in map_ordered(describe, source.entries(), options.thread_count, _CHUNK_FILES):
             hasher.update(line)
         files.forget_others()
     return hasher.hexdigest()
@@ -104,6 +104,7 @@ class _Status(NamedTuple):
 
 _TICK_NS = 2 * 10**9  # FAT has the coarsest times
 _COMMIT_ROWS = 1000
+_CHUNK_FILES = 16  # of a thread at a time; most take microseconds
 _TABLE = """CREATE TABLE IF NOT EXISTS files (
     path BLOB, slice BLOB, bytes INT, mtime_ns INT, ctime_ns INT, inode INT, sha256 BLOB, run TEXT,
     PRIMARY KEY (path, slice)) WITHOUT ROWID"""

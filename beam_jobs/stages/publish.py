@@ -25,13 +25,13 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.rejects import Reject
-from beam_jobs.stages import append
+from beam_jobs.stages import append, resume
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.write import ShardTask, load_sidecar, shard_path, sidecar_path
 from beam_jobs.types import EXTRA_TYPES
 
 _ROW_GROUP = 1 << 16  # rows of `images.parquet`
-_STORE_THREADS = 16
+_ROW_THREADS = 2  # that read the rows of shards from a store; each has a shard's rows in memory, and one more
 _OPTIONAL_PARTS = ("objects", "mask", "weight")
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
@@ -175,14 +175,9 @@ def _check_shards(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> di
     result: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
     listed = {split: storage.stat_files(storage.join(out, shards.split_dir(split))) for split in result}
     check = partial(_check_shard, out, work, listed)
-    for task, shard in zip(tasks, map_ordered(check, tasks, _threads(work)), strict=True):
+    for task, shard in zip(tasks, map_ordered(check, tasks, resume.SEAL_THREADS), strict=True):
         result[task.split].append(shard)
     return result
-
-
-def _threads(work: str) -> int:
-    """Returns the number of threads that read files of the work directory; those for a store wait most of the time."""
-    return _STORE_THREADS if storage.is_remote(work) else 1
 
 
 def _check_shard(
@@ -318,7 +313,8 @@ def _images(plan: Plan, tasks: Sequence[ShardTask], work: str, tally: _Tally, la
     def read(task: ShardTask) -> tuple[pa.Table, Sequence[int]]:
         return task.rows.read(), load_sidecar(work, task).offsets
 
-    for task, (rows, offsets) in zip(tasks, map_ordered(read, tasks, _threads(work)), strict=True):
+    threads = _ROW_THREADS if storage.is_remote(work) else 1
+    for task, (rows, offsets) in zip(tasks, map_ordered(read, tasks, threads), strict=True):
         tally.add_new(task.split, rows, label_kind)
         yield _image_rows(rows, task.split, task.index, offsets)
 

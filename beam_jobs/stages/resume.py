@@ -32,7 +32,7 @@ from beam_jobs.errors import Fault, Unreadable
 
 SEAL_SUFFIX = ".json"
 _CHECK = "check"
-_SEAL_THREADS = 32  # threads that read seals: each waits for a store most of the time
+SEAL_THREADS = 32  # threads that read seals: each waits for a store most of the time
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def sweep_unsealed(
     """
     names = storage.list_files(directory)
     retained = {name for name in names if name.endswith(SEAL_SUFFIX) and (seals is None or name in seals)}
-    for values in map_ordered(partial(_read_seal, directory), sorted(retained), _SEAL_THREADS):
+    for values in map_ordered(partial(_read_seal, directory), sorted(retained), SEAL_THREADS):
         retained.update(list_files(values) if values else ())
     for name in names:
         if name not in retained:

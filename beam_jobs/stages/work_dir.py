@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, repeat
+from beam_jobs.common.system import Progress, rate_and_left, repeat
 from beam_jobs.dataset import manifest, shards, tfds_metadata
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
@@ -24,7 +23,6 @@ from beam_jobs.storage import disk, lock
 DIRECTORY = "_work"
 PROGRESS_NAME = "progress.json"  # see `progress_file`
 _PROGRESS_S = 10.0
-_MAX_LEFT_S = 366 * 86400.0  # a later end is no estimate
 _MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
 _LOCK_NAME = ".feedline-lock"  # see `exclusive`
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storage.atomic_writer`
@@ -218,9 +216,8 @@ def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Pro
 
 def _describe(stage: str, total: Progress, done: Progress | None, seconds: float) -> dict[str, object]:
     now = datetime.now(timezone.utc)
-    rate = done.images / seconds if done and seconds > 0 else 0.0
-    left = max(0, total.images - done.images) / rate if done and rate and total.images else math.inf
-    end = now + timedelta(seconds=left) if left < _MAX_LEFT_S else None
+    rate, left = rate_and_left(done, total, seconds) if done else (0.0, None)
+    end = None if left is None else now + timedelta(seconds=left)
     return {
         "stage": stage,
         "done": done and done.images,

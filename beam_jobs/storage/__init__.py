@@ -348,11 +348,7 @@ def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
     """
     if not is_remote(directory):
         return {name: (size(join(directory, name)), None) for name in list_files(directory)}
-    return {
-        entry.path: (entry.bytes, int(entry.checksum[7:15], 16) if entry.checksum.startswith("crc32c:") else None)
-        for entry in list_objects(directory)
-        if "/" not in entry.path
-    }
+    return {entry.path: (entry.bytes, entry.crc32c) for entry in list_objects(directory) if "/" not in entry.path}
 
 
 def list_dirs(directory: str) -> list[str]:

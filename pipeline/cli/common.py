@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from beam_jobs.common import strings
-from beam_jobs.common.system import Progress, repeat
+from beam_jobs.common.system import Progress, rate_and_left, repeat
 from pipeline.cli.click_groups import FILE
 from pipeline.cli.completion import ASSIGNMENT
 
@@ -101,7 +101,7 @@ _JSON_OPTIONS = (
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 15.0
-_LONG_SECONDS, _MAX_SECONDS = 3600.0, 366 * 86400.0  # time left at which the line has the time of the end
+_LONG_SECONDS = 3600.0  # time left from which on the line has the time of the end
 
 
 @contextlib.contextmanager
@@ -134,15 +134,14 @@ def describe_progress(done: Progress, total: Progress, seconds: float) -> str:
       total: progress at the end of the stage; `images` is 0 when it is unknown.
       seconds: time since the start of the stage.
     """
-    rate = done.images / seconds if seconds > 0 else 0.0
+    rate, left = rate_and_left(done, total, seconds)
     goal = f" of {total.images:,}" if total.images else ""
     parts = [f"{done.images:,}{goal} images", f"{rate:,.0f} images/s"]
     parts.append(f"{done.bytes / 1e6 / seconds if seconds > 0 else 0:,.1f} MB/s")
     if done.rejects:
         parts.append(f"{done.rejects:,} rejected")
-    if rate and total.images > done.images:
-        left = (total.images - done.images) / rate
-        is_long = _LONG_SECONDS <= left < _MAX_SECONDS
+    if left:
+        is_long = left >= _LONG_SECONDS
         end = time.strftime(", until %Y-%m-%d %H:%M", time.localtime(time.time() + left)) if is_long else ""
         parts.append(f"{_format_duration(left)} left{end}")
     return ", ".join(parts)

@@ -33,9 +33,6 @@ from tests.faults.leaving import seconds_of, tried_again, write_whole
 _LATE_S = 0.03
 _SECOND_S = 0.05
 _LEAVE_S = 20.0  # for decoders to see that nobody wants them any more
-# Where a moment lies -> the stage that it belongs to; the last that fits counts.
-_STAGES = {"": "write", "refs": "scan", "plan": "plan", "written": "write"}
-_PUBLISHED = ("images.parquet", "rejects.parquet", "features.json", "dataset_info.json", "dataset.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,23 +144,12 @@ def ended(line: list[str], said: Path, places: tuple[str, ...], drawn: Drawn, wa
     command(line, said)
 
 
-def stage_of(path: str, work: Path, left: dict[str, list[str]], buckets: int) -> str:
-    """Returns the stage that opens or renames a file."""
-    name = os.path.relpath(path, work)
-    if os.path.basename(path) in _PUBLISHED or (name.startswith("tmp") and len(left["shards"]) == _SHARDS):
-        return "publish"
-    if name.startswith("refs"):
-        return "scan" if not left["buckets"] else "examine"
-    if name.startswith(".."):  # the source, or the shards
-        return "examine" if len(left["buckets"]) < buckets else "write"
-    if name.startswith(
-        ("examined", "feedline-")
-    ):  # facts are written, and then read by the plan, beside what it spills
-        return "examine" if len(left["buckets"]) < buckets else "plan"
-    return _STAGES.get(name.partition("/")[0], "write")
-
-
-_SHARDS = kill.OPTIONS["shards"] * len(kill.OPTIONS["splits"])
+def stage_of(work: Path) -> str:
+    """Returns the stage that the work directory names; empty before the first one, and when all is done."""
+    try:
+        return json.loads((work / "progress.json").read_text())["stage"]
+    except FileNotFoundError:
+        return ""
 
 
 def read_on(folder: Path, good: list[dict[str, bytes]], until: int) -> int:
@@ -258,7 +244,7 @@ class _Try:
             "code": code,
             "said": self._said.read_text(),
             "seconds": gone - sent["at"] if sent else 0.0,
-            "stage": stage_of(sent["path"], self._work, left, BUCKETS) if sent else "after",
+            "stage": stage_of(self._work) if sent else "after",
             "left": {name: [] for name in left} if self._begins_anew() else left,
             "twice": self._said.with_suffix(".second").exists(),
             "between": self._state(),
@@ -290,9 +276,6 @@ class _Try:
         after = {"again": code, "told": self._said.read_text(), "state": self._state(), "kept": kept}
         after["kept"] += ["_work"] if (self._out / "_work").exists() else []
         return after | {"read": json.loads(report.read_text())["read"] if report.exists() else {}}
-
-
-BUCKETS = 7
 
 
 def _decoders_left(parent: int) -> int:

@@ -27,7 +27,7 @@ import psutil
 from beam_jobs.images import sandbox
 from beam_jobs.images.sandbox import pool
 from tests.beam_jobs import kill
-from tests.faults.killing import BUCKETS, arguments, command, dataset, stage_of, whole
+from tests.faults.killing import arguments, command, dataset, stage_of, whole
 from tests.faults.leaving import write_whole
 
 KINDS = {"decoder": "a decoder process", "nursery": "the process that decoders are forked from"}
@@ -127,7 +127,7 @@ def struck(line: list[str], said: Path, source: str, out: Path, drawn: dict[str,
         if next(moments) < drawn["moment"] or hit or not (found := workers(drawn["kind"])):
             return
         hit.append(found[-1])
-        stage = stage_of(path, out / "_work", kill.left_behind(out), BUCKETS)
+        stage = stage_of(out / "_work")
 
         # In the thread that came to the moment, or an ingest that is nearly done would end before it is seen.
         time.sleep(drawn["late"])

@@ -172,10 +172,8 @@ class GcsStore(Store):
         fields = "items(name,size,updated,crc32c,md5Hash),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
             mtime_ns = int(blob.updated.timestamp() * 1e9)
-            # An object that was composed of others has no MD5.
-            checksum = f"crc32c:{_crc32c(blob):08x}" if blob.crc32c else ""
-            checksum += f" md5:{blob.md5_hash}" if checksum and blob.md5_hash else ""
-            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, checksum)
+            checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of others has no MD5
+            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, checksum, _crc32c(blob))
 
     def _blob(self, path: str) -> Any:
         try:

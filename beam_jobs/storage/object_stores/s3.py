@@ -111,8 +111,7 @@ class S3Store(Store):
         for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
             for item in page.get("Contents", ()):
                 mtime_ns = int(item["LastModified"].timestamp() * 1e9)
-                checksum = f"etag:{item['ETag']}" if item.get("ETag") else ""
-                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns, checksum)
+                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns, item.get("ETag", ""))
 
     def _read_once(self, path: str, offset: int, length: int) -> bytes:
         try:

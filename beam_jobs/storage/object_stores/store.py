@@ -23,14 +23,15 @@ class ListedObject(NamedTuple):
       path: path with the scheme.
       bytes: size.
       mtime_ns: modification time, in ns.
-      checksum: text that differs for other content, and may differ for equal content: in Google Storage `crc32c:` and
-        eight hex digits, followed by ` md5:` and a text where it is known, in S3 `etag:` and a text; else empty.
+      checksum: text of the store that differs for other content, and may differ for equal content; else empty.
+      crc32c: checksum of the content; None where the store knows none.
     """
 
     path: str
     bytes: int
     mtime_ns: int
     checksum: str = ""
+    crc32c: int | None = None
 
     def below(self, prefix: str) -> ListedObject:
         """Returns the object with its path relative to a prefix of it."""

@@ -80,6 +80,18 @@ def struck():
 signals.install = struck
 entry.main()
 """
+# It comes while the first imports run, before there is a handler for it.
+IMPORTING = """
+import os, signal, sys
+from pipeline import entry
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "pipeline.runs.signals":
+            os.kill(os.getpid(), signal.{name})
+sys.meta_path.insert(0, Finder())
+sys.argv = ["feedline", "doctor"]  # it takes longer than the signal
+entry.main()
+"""
 TWICE = """
 import os, signal
 from pipeline import cli
@@ -163,6 +175,14 @@ def test_the_line_is_said_wherever_the_signal_strikes(struck, name, code):
     assert run.stderr.splitlines() == [
         "feedline: error: interrupted; what is finished is kept, run the same command again to continue"
     ]
+
+
+@pytest.mark.parametrize(("name", "code"), CODES)
+def test_a_signal_waits_for_the_first_imports(name, code):
+    run = python(IMPORTING.format(name=name))
+    assert run.returncode == code, run.stderr
+    assert run.stderr.endswith("run the same command again to continue\n")
+    assert "Traceback" not in run.stderr
 
 
 def test_decoders_are_ended_at_once():
