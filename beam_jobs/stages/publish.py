@@ -175,7 +175,7 @@ def _check_shards(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> di
     result: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
     listed = {split: storage.stat_files(storage.join(out, shards.split_dir(split))) for split in result}
     check = partial(_check_shard, out, work, listed)
-    for task, shard in zip(tasks, map_ordered(check, tasks, resume.SEAL_THREADS), strict=True):
+    for task, shard in zip(tasks, map_ordered(check, tasks, resume.seal_threads(work)), strict=True):
         result[task.split].append(shard)
     return result
 

@@ -32,7 +32,7 @@ from beam_jobs.errors import Fault, Unreadable
 
 SEAL_SUFFIX = ".json"
 _CHECK = "check"
-SEAL_THREADS = 32  # threads that read seals: each waits for a store most of the time
+_STORE_THREADS = 32  # that read seals from a store: each waits most of the time
 
 T = TypeVar("T")
 
@@ -103,11 +103,16 @@ def sweep_unsealed(
     """
     names = storage.list_files(directory)
     retained = {name for name in names if name.endswith(SEAL_SUFFIX) and (seals is None or name in seals)}
-    for values in map_ordered(partial(_read_seal, directory), sorted(retained), SEAL_THREADS):
+    for values in map_ordered(partial(_read_seal, directory), sorted(retained), seal_threads(directory)):
         retained.update(list_files(values) if values else ())
     for name in names:
         if name not in retained:
             storage.remove(storage.join(directory, name))
+
+
+def seal_threads(directory: str) -> int:
+    """Returns the number of threads that read the seals of a directory."""
+    return _STORE_THREADS if storage.is_remote(directory) else 1
 
 
 def _read_seal(directory: str, name: str) -> dict[str, Any] | None:
