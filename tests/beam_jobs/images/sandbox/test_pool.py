@@ -276,6 +276,7 @@ def test_the_process_that_decoders_come_from_may_end():
 
 
 def test_a_decoder_holds_tensorflow_and_nothing_of_keras():
+    sandbox.close()  # those of the test before end with the process that they came from
     looked_at(GOOD)
     mapped = {
         entry.path for entry in psutil.Process(sandbox._pool._idle[-1].pid).memory_maps()
