@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,9 @@ from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.storage.database import Database, open_database
+
+_MEMORY_MB = 200  # of a database of rows; the process takes about twice as much
 
 
 def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
@@ -39,15 +45,20 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
       CorruptDataset: the table or the record is damaged.
     """
     dataset = manifest.load(directory)
-    images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME))
-    rows = images.filter(pc.equal(images["key"], pa.scalar(key))).to_pylist()
-    if not rows:
+    row = _find_row(storage.join(directory, manifest.IMAGES_NAME), key)
+    if row is None:
         raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in {manifest.IMAGES_NAME}")
-    row = rows[0]
     if row["shard"] < 0:
         kind, cluster = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
         raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {cluster}")
     return row, read_row_record(directory, dataset, row)
+
+
+def _find_row(path: str, key: str) -> dict[str, Any] | None:
+    for rows in schemas.read_images(path, schemas.IMAGES.names):
+        if found := rows.filter(pc.equal(rows["key"], pa.scalar(key))).to_pylist():
+            return found[0]
+    return None
 
 
 def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -> dict[str, list]:
@@ -109,6 +120,39 @@ def record_lengths(directory: str, dataset: Manifest) -> Any:
     return np.concatenate(lengths)
 
 
+@contextlib.contextmanager
+def open_images(directory: str, columns: Sequence[str]) -> Iterator[Database]:
+    """Yields a database with the table `images` of a dataset.
+
+    Args:
+      directory: directory of a published dataset.
+      columns: names of the columns of `images.parquet` to load; `row`, the number of a row from 0, is another one.
+
+    Raises:
+      CorruptDataset: `images.parquet` is damaged.
+      DiskError: the disk of temporary files has no room for the rows.
+    """
+    with open_database("the rows of the dataset", _MEMORY_MB) as database:
+        insert_images(database, "images", directory, columns)
+        yield database
+
+
+def insert_images(database: Database, table: str, directory: str, columns: Sequence[str]) -> None:
+    """Creates a table with the rows of a dataset; see `open_images`."""
+    rows = schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), columns)
+    database.insert_all(table, _number_rows(rows))
+
+
+def _number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    start = 0
+    for rows in tables:
+        numbers = np.arange(start, start + len(rows))
+        # `pa.array` would import pandas, during which signals are lost.
+        column = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])
+        yield rows.append_column("row", column)
+        start += len(rows)
+
+
 # Column of `images.parquet` -> kind of its sets in messages.
 LEAK_KINDS = {"cluster": "copies", "group": "group", "near": "near duplicates"}
 
@@ -132,40 +176,26 @@ class Leak:
         return f"{self.kind}{name}: " + " and ".join(f"{key} in {split}" for split, key in self.keys.items())
 
 
-def find_leaks(images: pa.Table, kinds: Sequence[str], new: np.ndarray | None = None) -> list[Leak]:
+_FIND_LEAKS = """
+    SELECT name, split, key FROM (
+        SELECT {column} AS name, split, arg_min(key, row) AS key, count(*) OVER (PARTITION BY {column}) AS splits
+        FROM images WHERE coalesce({column}, '') <> '' AND coalesce(split, '') <> '' GROUP BY {column}, split)
+    WHERE splits > 1 ORDER BY name, split"""
+
+
+def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:
     """Returns the sets with images in several splits, ordered by kind and name.
 
     Args:
-      images: rows of `images.parquet`, at least `key`, `split` (empty for no split) and the columns of `kinds`.
+      images: see `open_images`, with at least `key`, `split` (empty for no split) and the columns of `kinds`.
       kinds: keys of `LEAK_KINDS`.
-      new: bool[images], marks images; sets without a marked image are omitted. None for all sets.
     """
-    splits = pc.fill_null(images["split"], "").combine_chunks().dictionary_encode()
-    placed = pc.not_equal(splits.dictionary, "").to_numpy(zero_copy_only=False)[splits.indices.to_numpy()]
     leaks = []
     for column in kinds:
-        rows = np.flatnonzero(placed & pc.fill_null(pc.not_equal(images[column], ""), False).to_numpy())
-        names = images[column].take(_row_indices(rows)).combine_chunks().dictionary_encode()
-        sets = names.indices.to_numpy().astype(np.int64)
-        pairs, firsts = np.unique(sets * len(splits.dictionary) + splits.indices.to_numpy()[rows], return_index=True)
-        several = np.bincount(pairs // max(1, len(splits.dictionary)), minlength=len(names.dictionary)) > 1
-        if new is not None:
-            several[np.setdiff1d(sets, sets[new[rows]])] = False
-        firsts = firsts[several[sets[firsts]]]
-        first_rows = images.select([column, "split", "key"]).take(_row_indices(rows[firsts])).to_pylist()
-        keys_by_set: dict[str, dict[str, str]] = {}
-        for row in first_rows:
-            keys_by_set.setdefault(row[column], {})[row["split"]] = row["key"]
-        leaks += [
-            Leak(kind=LEAK_KINDS[column], name=name, keys=dict(sorted(keys_by_set[name].items())))
-            for name in sorted(keys_by_set)
-        ]
+        rows = images.query(_FIND_LEAKS.format(column=f'"{column}"')).to_pylist()
+        for name, members in itertools.groupby(rows, itemgetter("name")):
+            leaks.append(Leak(kind=LEAK_KINDS[column], name=name, keys={row["split"]: row["key"] for row in members}))
     return leaks
-
-
-def _row_indices(rows: np.ndarray) -> pa.Array:
-    """Returns row numbers as an Arrow array; `pa.array` would import pandas, during which signals are lost."""
-    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
 
 
 def select_leak_kinds(near_duplicates: str) -> tuple[str, ...]:

@@ -248,8 +248,37 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     Raises:
       CorruptDataset: the table is missing, damaged or over a limit.
     """
+    with _open_published(path) as stream:
+        return parquet.read(stream, columns)
+
+
+def read_images(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields columns of the image table of a published dataset, some thousands of rows at a time, in their order.
+
+    Args:
+      path: path of the table.
+      columns: names of columns of `IMAGES`.
+
+    Raises:
+      CorruptDataset: the table is missing, damaged or over a limit, or has no such column.
+    """
+    schema = pa.schema([IMAGES.field(name) for name in columns])
+    yield schema.empty_table()
+    with _open_published(path) as stream:
+        names = pq.read_schema(stream).names
+        if missing := [name for name in columns if name not in names]:
+            raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
+        for batch in parquet.table_batches(stream, columns):
+            rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
+            rows.validate(full=True)  # the names of a damaged table may be no text
+            yield rows
+
+
+@contextlib.contextmanager
+def _open_published(path: str) -> Iterator[BinaryIO]:
     try:
-        return parquet.read(storage.read_bytes(path), columns)
+        with storage.open_random(path) as stream:
+            yield stream
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 

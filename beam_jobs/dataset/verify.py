@@ -6,6 +6,7 @@ Each record is decoded and compared with its format, its row of `images.parquet`
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import itertools
 import json
@@ -22,6 +23,7 @@ from beam_jobs.dataset.manifest import Manifest, Shard
 from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
+from beam_jobs.storage.database import Database
 
 # Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
 Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
@@ -137,6 +139,9 @@ def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, in
     return ""
 
 
+_ROW_COLUMNS = ("key", "offset", "sha256", "extra")
+_SHARD_ROWS = """
+    SELECT key, "offset", sha256, extra FROM images WHERE split = $split AND shard = $shard ORDER BY row"""
 _SHA256_DIFFERS = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
 
@@ -195,25 +200,22 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_find_stray_splits(directory, dataset))
-    result.leaks.extend(_find_leaks(directory, dataset))
-    try:
-        rows = _rows_by_shard(directory)
-    except CorruptDataset as error:
-        rows = None
-        if not any(manifest.IMAGES_NAME in problem for problem in result.problems):
-            result.problems.append(str(error))
-    for split, info in dataset.splits.items():
-        result.problems.extend(_find_stray_files(directory, split, {shard.name for shard in info.shards}))
-        labels: Counter[str] = Counter()
-        for index, shard in enumerate(info.shards):
-            path = storage.join(directory, shards.split_dir(split), shard.name)
-            expected = rows.get((split, index), []) if rows is not None else None
-            result.problems.extend(_check_shard(path, shard, dataset, expected, labels, threads, result))
-            result.shards += 1
-        if not result.problems and dict(labels) != dict(info.classes):
-            result.problems.append(
-                f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
-            )
+    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
+    with _open_images(directory, kinds, result.problems) as images:
+        if images:
+            result.leaks.extend(map(str, lookup.find_leaks(images, kinds)))
+        for split, info in dataset.splits.items():
+            result.problems.extend(_find_stray_files(directory, split, {shard.name for shard in info.shards}))
+            labels: Counter[str] = Counter()
+            for index, shard in enumerate(info.shards):
+                path = storage.join(directory, shards.split_dir(split), shard.name)
+                rows = images.query(_SHARD_ROWS, split=split, shard=index).to_pylist() if images else None
+                result.problems.extend(_check_shard(path, shard, dataset, rows, labels, threads, result))
+                result.shards += 1
+            if not result.problems and dict(labels) != dict(info.classes):
+                result.problems.append(
+                    f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
+                )
     return result
 
 
@@ -247,31 +249,17 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
         yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
 
 
-def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Returns the rows of the image table by split and shard.
-
-    Raises:
-      CorruptDataset: the table is missing, damaged or over a limit.
-    """
-    path = storage.join(directory, manifest.IMAGES_NAME)
-    try:
-        table = schemas.read_published(path).select(["key", "split", "shard", "offset", "sha256", "extra"])
-        rows = table.to_pylist()
-    except (KeyError, UnicodeDecodeError) as error:
-        raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
-    rows_by_shard: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        rows_by_shard.setdefault((row["split"], row["shard"]), []).append(row)
-    return rows_by_shard
-
-
-def _find_leaks(directory: str, dataset: Manifest) -> list[str]:
-    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
-    try:
-        images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
-        return [str(leak) for leak in lookup.find_leaks(images, kinds)]
-    except (CorruptDataset, KeyError, UnicodeDecodeError):
-        return []  # `_rows_by_shard` reports the error
+@contextlib.contextmanager
+def _open_images(directory: str, kinds: Sequence[str], problems: list[str]) -> Iterator[Database | None]:
+    """Yields the rows of the image table; None, and a problem unless there is one of the table, if it is damaged."""
+    with contextlib.ExitStack() as stack:
+        images = None
+        try:
+            images = stack.enter_context(lookup.open_images(directory, (*_ROW_COLUMNS, "split", "shard", *kinds)))
+        except CorruptDataset as error:
+            if not any(manifest.IMAGES_NAME in problem for problem in problems):
+                problems.append(str(error))
+        yield images
 
 
 def _find_stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:

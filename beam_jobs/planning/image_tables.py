@@ -9,36 +9,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.common import system
 from beam_jobs.dataset import schemas, shards
-from beam_jobs.errors import DiskError, OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.rejects import Reject, RejectReason
+from beam_jobs.storage.database import Database, open_database
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
-_INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
-_SPILL_FULL = "failed to offload data block"  # in DuckDB's message
-_OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
 _BATCH_BYTES = 1 << 30  # largest size of a column of a batch; the database refuses 2 GiB
-_BATCH_ROWS = 1 << 13
-
-if TYPE_CHECKING:
-    import duckdb
-
-T = TypeVar("T")
-
+_BATCH_ROWS = 1 << 13  # of which each may have cells of the largest size
 
 _FILE_ROWS = "SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
 _FACTS_VIEW = """
@@ -57,7 +45,7 @@ _NEW_IMAGES = """
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTables:
+class ImageTables(Database):
     """The database of the old and the new images, with one numbering, old ones first.
 
     Tables of the database:
@@ -65,46 +53,14 @@ class ImageTables:
       groups: each name of a group, and its hash.
 
     Attributes:
-      database: connection to the tables.
-      thread: runs the statements.
       old: `IMAGES` rows of the dataset that is added to.
       facts: paths of local files of the `EXAMINED` rows of the new images.
       label_kind: one of `types.LABEL_KINDS`.
-      batch_rows: number of rows of a batch, of which each may have cells of the largest size.
     """
 
-    database: duckdb.DuckDBPyConnection
-    thread: ThreadPoolExecutor
     old: pa.Table
     facts: tuple[str, ...]
     label_kind: str
-    batch_rows: int
-
-    def run(self, statement: str, **parameters: object) -> None:
-        """Runs a statement."""
-        self._wait(lambda: self.database.execute(statement, parameters or None))
-
-    def query(self, statement: str, **parameters: object) -> pa.Table:
-        """Returns the rows of a query."""
-        return self._wait(lambda: self.database.execute(statement, parameters or None).fetch_arrow_table())
-
-    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a query, some thousands at a time; no other statement may run meanwhile."""
-        batches = self._wait(lambda: iter(self.database.execute(statement).fetch_record_batch(self.batch_rows)))
-        while (batch := self._wait(lambda: next(batches, None))) is not None:
-            yield batch
-
-    def column(self, statement: str) -> np.ndarray:
-        """Returns the only column of a query as an array."""
-        return self.query(statement).column(0).to_numpy()
-
-    def number(self, statement: str) -> int:
-        """Returns the only number of a query; 0 for null."""
-        return int(self.query(statement).column(0)[0].as_py() or 0)
-
-    def insert(self, table: str, rows: pa.Table) -> None:
-        """Creates a table of the database with rows."""
-        self._wait(lambda: self.database.from_arrow(rows).create(table))
 
     def insert_facts(self, appearance: Sequence[str]) -> None:
         """Creates the view `facts` of all facts of the new images, with `id`, and adds these images to `images`.
@@ -123,16 +79,6 @@ class ImageTables:
         images = self.number("SELECT count(*) FROM images WHERE is_new")
         if images != sum(rows.values()):  # the database joins the facts by the names of their files
             raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {images} images are planned")
-
-    def _wait(self, work: Callable[[], T]) -> T:
-        """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
-        result = self.thread.submit(work)
-        try:
-            return result.result()
-        finally:
-            while not result.done():  # a signal
-                self.database.interrupt()
-                wait((result,), _INTERRUPT_S)
 
 
 @contextlib.contextmanager
@@ -159,20 +105,15 @@ def open_tables(
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
-    with (
-        # A directory of its own, because DuckDB gives the files of two processes the same names.
-        system.open_directory(spill) as spill_dir,
-        _explain_errors(os.path.dirname(spill_dir), options.plan_memory_mb),
-        contextlib.closing(_connect(spill_dir, options.plan_memory_mb)) as database,
-        ThreadPoolExecutor(1, thread_name_prefix="feedline-plan") as thread,
-    ):
+    with open_database("the plan", options.plan_memory_mb, spill, "plan_memory_mb") as database:
         tables = ImageTables(
-            database=database,
-            thread=thread,
-            old=old,
-            facts=tuple(_local_files(facts, spill_dir)),
-            label_kind=label_kind,
+            connection=database.connection,
+            thread=database.thread,
+            spill=database.spill,
             batch_rows=min(_BATCH_ROWS, _BATCH_BYTES // options.columns.max_value_bytes),
+            old=old,
+            facts=tuple(_local_files(facts, database.spill)),
+            label_kind=label_kind,
         )
         tables.insert("images", _old_images(old, label_kind, options.seed, appearance))
         if facts:
@@ -181,43 +122,6 @@ def open_tables(
         if len(old) and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
         yield tables, _reject_repeated_keys(tables)
-
-
-@contextlib.contextmanager
-def _explain_errors(spill: str, memory_mb: int) -> Iterator[None]:
-    # Not at the top: the import starts a thread, and a fork of the process that uses DuckDB waits for it at its end.
-    import duckdb
-
-    try:
-        yield
-    except (duckdb.OutOfMemoryException, duckdb.IOException, OSError) as error:
-        cause = str(error).partition("\n")[0]
-        # While rows are fetched, Arrow replaces the errors of the database by OSError.
-        if isinstance(error, OSError) and not cause.startswith((_OUT_OF_MEMORY, _IO_ERROR)):
-            raise
-        if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
-            is_full = _SPILL_FULL in cause or "No space left" in cause
-            problem = f"{spill} has no room for the plan" if is_full else "a file of the plan cannot be read or written"
-            remedy = "make room" if is_full else "repair that"
-            raise DiskError(
-                f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
-            ) from None
-        raise OptionError(
-            f"plan_memory_mb is {memory_mb}, and the plan needs more ({cause}); set a larger --plan-memory-mb"
-        ) from None
-
-
-def _connect(spill: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    return duckdb.connect(
-        config={
-            "memory_limit": f"{memory_mb}MB",
-            "temp_directory": os.path.join(spill, "spill"),
-            "threads": system.cores(),
-            "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it
-        }
-    )
 
 
 def _groups(groups: pa.Table, seed: int) -> pa.Table:

@@ -18,6 +18,7 @@ import posixpath
 import re
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,6 +36,7 @@ _NO_FILE_ERRORS = frozenset(
         *(errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENODEV),
     }
 )
+_COPY_BYTES = 1 << 20
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
@@ -91,6 +93,23 @@ def open_read(path: str) -> BinaryIO:
     from beam_jobs.storage import object_stores
 
     return object_stores.open_read(path)
+
+
+@contextlib.contextmanager
+def open_random(path: str) -> Iterator[BinaryIO]:
+    """Yields a stream of a file for random access: of a remote file a copy, because there each access is a request.
+
+    Raises:
+      OSError: the file is missing or not readable, or there is no room for a temporary copy.
+    """
+    with open_read(path) as source:
+        if not is_remote(path):
+            yield source
+            return
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(source, copy, _COPY_BYTES)
+            copy.seek(0)
+            yield copy
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:

@@ -144,27 +144,40 @@ def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, value_bytes)))
 
 
-def read(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+def read(stream: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
     """Returns the table in a file, or some of its columns, within the limits.
+
+    Args:
+      stream: seekable stream of the file; only the columns are read.
+      columns: names of the columns to decode; None for all.
 
     Raises:
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
+      OSError: the file cannot be read.
     """
-    sizes = _measure_columns(io.BytesIO(data), columns)
-    allowed = _TABLE_BYTES + _TABLE_RATIO * len(data)
-    file = pq.ParquetFile(io.BytesIO(data))
-    if sum(column.bytes for column in sizes) <= allowed:
-        return file.read(columns, use_threads=False)
+    sizes = _measure_columns(stream, columns)
+    if sum(column.bytes for column in sizes) <= _allowed_bytes(stream):
+        return pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES).read(columns, use_threads=False)
     # A single long value in a column makes the upper bound too large, so the batches are measured.
-    decoded, size = [], 0
-    for batch in batches(io.BytesIO(data), columns):
-        size += batch.nbytes
-        if size > allowed:
-            raise pa.ArrowInvalid(f"its {len(data)} bytes unpack to more than {allowed}; it is refused")
-        decoded.append(batch)
+    decoded = list(table_batches(stream, columns))
     if not decoded:
         raise pa.ArrowInvalid("its pages hold values, and it has no row")
     return pa.Table.from_batches(decoded)
+
+
+def table_batches(stream: BinaryIO, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a file as `batches` does, within the limit of the decoded size of a table."""
+    size, allowed = 0, _allowed_bytes(stream)
+    for batch in batches(stream, columns):
+        size += batch.nbytes
+        if size > allowed:
+            length = stream.seek(0, os.SEEK_END)
+            raise pa.ArrowInvalid(f"its {length} bytes unpack to more than {allowed}; it is refused")
+        yield batch
+
+
+def _allowed_bytes(stream: BinaryIO) -> int:
+    return _TABLE_BYTES + _TABLE_RATIO * stream.seek(0, os.SEEK_END)
 
 
 def _measure_columns(stream: BinaryIO, columns: Sequence[str] | None) -> list[_ColumnSize]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import re
@@ -13,8 +12,8 @@ import pytest
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.dataset.verify import _rows_by_shard, verify
-from beam_jobs.errors import CorruptDataset, SplitConflict
+from beam_jobs.dataset.verify import verify
+from beam_jobs.errors import SplitConflict
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
@@ -166,8 +165,8 @@ def test_an_image_table_that_is_damaged_under_a_right_checksum_is_named(dataset)
 def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dataset):
     path = dataset / "images.parquet"
     table = schemas.read(str(path))
-    uris = pa.array(["x" * 16_000_000] * len(table))
-    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
+    cells = pa.array(["x" * 16_000_000] * len(table))
+    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("extra"), "extra", cells))
     sealed_as_it_is(dataset)
     (problem,) = verify(str(dataset)).problems
     size = path.stat().st_size
@@ -183,8 +182,6 @@ def test_no_byte_of_the_image_table_can_break_the_verification(dataset):
     data = path.read_bytes()
     for position in range(0, len(data), 397):
         path.write_bytes(flipped(data, position))
-        with contextlib.suppress(CorruptDataset):
-            _rows_by_shard(str(dataset))
         assert any(str(path) in problem for problem in verify(str(dataset)).problems)
 
 

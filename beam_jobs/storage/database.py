@@ -1,0 +1,151 @@
+"""A database for rows that may not fit in memory: DuckDB with a memory limit, on a disk what exceeds it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from beam_jobs.common import system
+from beam_jobs.errors import DiskError, OptionError
+
+_INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
+_SPILL_FULL = "failed to offload data block"  # in DuckDB's message
+_OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
+_BATCH_ROWS = 1 << 13
+
+if TYPE_CHECKING:
+    import duckdb
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database:
+    """A database that is open.
+
+    Attributes:
+      connection: connection to its tables.
+      thread: runs the statements.
+      spill: local directory of its files.
+      batch_rows: number of rows of a batch.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    thread: ThreadPoolExecutor
+    spill: str
+    batch_rows: int = _BATCH_ROWS
+
+    def run(self, statement: str, **parameters: object) -> None:
+        """Runs a statement."""
+        self._wait(lambda: self.connection.execute(statement, parameters or None))
+
+    def query(self, statement: str, **parameters: object) -> pa.Table:
+        """Returns the rows of a query."""
+        return self._wait(lambda: self.connection.execute(statement, parameters or None).fetch_arrow_table())
+
+    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a query, some thousands at a time; no other statement may run meanwhile."""
+        batches = self._wait(lambda: iter(self.connection.execute(statement).fetch_record_batch(self.batch_rows)))
+        while (batch := self._wait(lambda: next(batches, None))) is not None:
+            yield batch
+
+    def column(self, statement: str, **parameters: object) -> np.ndarray:
+        """Returns the only column of a query as an array."""
+        return self.query(statement, **parameters).column(0).to_numpy()
+
+    def number(self, statement: str, **parameters: object) -> int:
+        """Returns the only number of a query; 0 for null."""
+        return int(self.query(statement, **parameters).column(0)[0].as_py() or 0)
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Creates a table of the database with rows."""
+        self._wait(lambda: self.connection.from_arrow(rows).create(table))
+
+    def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
+        """Creates a table of the database with rows that come in parts, at least one."""
+        for number, part in enumerate(rows):
+            relation = self.connection.from_arrow(part)
+            self._wait(lambda create=relation.insert_into if number else relation.create: create(table))
+
+    def _wait(self, work: Callable[[], T]) -> T:
+        """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
+        result = self.thread.submit(work)
+        try:
+            return result.result()
+        finally:
+            while not result.done():  # a signal
+                self.connection.interrupt()
+                wait((result,), _INTERRUPT_S)
+
+
+@contextlib.contextmanager
+def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: str = "") -> Iterator[Database]:
+    """Yields an empty database, which is removed at the end of the block.
+
+    Args:
+      purpose: what its rows are for, such as `the plan`, for messages.
+      memory_mb: limit of its memory, in MB.
+      spill: local directory for what exceeds the memory; that of temporary files when empty.
+      memory_option: name of the option with the limit, such as `plan_memory_mb`.
+
+    Raises:
+      DiskError: the disk of `spill` is full.
+      OptionError: the memory is too small.
+    """
+    with (
+        # A directory of its own, because DuckDB gives the files of two processes the same names.
+        system.open_directory(spill) as directory,
+        _explain_errors(purpose, os.path.dirname(directory), memory_mb, memory_option),
+        contextlib.closing(_connect(directory, memory_mb)) as connection,
+        ThreadPoolExecutor(1, thread_name_prefix="feedline-database") as thread,
+    ):
+        yield Database(connection=connection, thread=thread, spill=directory)
+
+
+@contextlib.contextmanager
+def _explain_errors(purpose: str, spill: str, memory_mb: int, memory_option: str) -> Iterator[None]:
+    # Not at the top: the import starts a thread, and a fork of the process that uses DuckDB waits for it at its end.
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, duckdb.IOException, OSError) as error:
+        cause = str(error).partition("\n")[0]
+        # While rows are fetched, Arrow replaces the errors of the database by OSError.
+        if isinstance(error, OSError) and not cause.startswith((_OUT_OF_MEMORY, _IO_ERROR)):
+            raise
+        if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
+            is_full = _SPILL_FULL in cause or "No space left" in cause
+            problem = (
+                f"{spill} has no room for {purpose}" if is_full else f"a file of {purpose} cannot be read or written"
+            )
+            remedy = "make room" if is_full else "repair that"
+            raise DiskError(
+                f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
+            ) from None
+        if not memory_option:
+            raise DiskError(f"{purpose} needs more than {memory_mb} MB of memory ({cause})") from None
+        raise OptionError(
+            f"{memory_option} is {memory_mb}, and {purpose} needs more ({cause}); set a larger "
+            f"--{memory_option.replace('_', '-')}"
+        ) from None
+
+
+def _connect(directory: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    return duckdb.connect(
+        config={
+            "memory_limit": f"{memory_mb}MB",
+            "temp_directory": os.path.join(directory, "spill"),
+            "threads": system.cores(),
+            "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it
+        }
+    )
