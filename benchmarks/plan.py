@@ -42,7 +42,7 @@ def main() -> None:
         refs = map(_reference, range(arguments.images))
         results = _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
         paths = [os.path.join(scratch, f"facts-{number}.parquet") for number in range(-(-arguments.images // _BUCKET))]
-        for path, table in zip(paths, _facts(arguments.images), strict=True):
+        for path, table in zip(paths, made_facts(arguments.images), strict=True):
             schemas.write_table(path, table, durable=False)
 
         def plan(options: IngestOptions) -> None:
@@ -74,7 +74,7 @@ def _reference(number: int) -> ImageRef:
     return ImageRef(key=key, uri=key, label=key[:9], bytes=100_000, mtime_ns=1_700_000_000_000_000_000 + number)
 
 
-def _facts(images: int) -> Iterator[pa.Table]:
+def made_facts(images: int) -> Iterator[pa.Table]:
     """Yields `EXAMINED` rows, one table per bucket as in the ingest; one row in a hundred is a copy."""
     random = np.random.default_rng(0)
     for start in range(0, images, _BUCKET):

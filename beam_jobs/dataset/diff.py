@@ -13,13 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from beam_jobs import storage
-from beam_jobs.dataset import divergence, manifest, schemas
+from beam_jobs.dataset import divergence, lookup, manifest, schemas
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.storage.database import Database, open_database
 
 _MISSING = "(not set)"
 
@@ -98,40 +95,31 @@ def compare_classes(old: Manifest, new: Manifest) -> dict[str, list[ClassChange]
     return changes_by_split
 
 
-def compare_facts(old: pa.Table, new: pa.Table, manifests: tuple[Manifest, Manifest]) -> dict[str, list[FactChange]]:
+def compare_facts(images: Database, manifests: tuple[Manifest, Manifest]) -> dict[str, list[FactChange]]:
     """Returns split -> changed distributions of image sizes and brightness, for the splits that both datasets have.
 
     Args:
-      old: rows of `images.parquet` of the written images of the first dataset.
-      new: the same rows of the second dataset.
+      images: the tables `old` and `new` of the written images.
       manifests: first and second manifest; brightness is compared where both measured it.
     """
-    channel_statistics = all(dataset.channels is not None for dataset in manifests)
+    names = ["height", "width", "bytes"]
+    if all(dataset.channels is not None for dataset in manifests):
+        names.append("brightness")
     changes_by_split = {}
     for split in manifests[0].splits:
-        sides = [side.filter(pc.equal(side["split"], split)) for side in (old, new)]
-        if all(len(side) for side in sides):
-            changes_by_split[split] = [
-                _compare_samples(name, before, after)
-                for (name, before), (_, after) in zip(
-                    *(_numeric_facts(side, channel_statistics) for side in sides), strict=True
-                )
-            ]
+        changes = []
+        for name in names:
+            sides = [images.column(_FACT.format(name=name, side=side), split=split) for side in _SIDES]
+            if all(len(side) and np.isfinite(side).all() for side in sides):
+                changes.append(_compare_samples(name, *sides))
+        if changes:
+            changes_by_split[split] = changes
     return changes_by_split
 
 
 def _compare_samples(name: str, old: np.ndarray, new: np.ndarray) -> FactChange:
     distance = divergence.sample_divergence(old, new)
     return FactChange(name=name, jensen_shannon=distance, old=_min_median_max(old), new=_min_median_max(new))
-
-
-def _numeric_facts(images: pa.Table, channel_statistics: bool) -> Iterator[tuple[str, np.ndarray]]:
-    for name in ("height", "width", "bytes"):
-        yield name, images[name].to_numpy().astype(np.float64)
-    if channel_statistics:
-        flat = images["mean_rgb"].combine_chunks().flatten().to_numpy()
-        if len(flat) == 3 * len(images):
-            yield "brightness", flat.astype(np.float64).reshape(-1, 3).mean(axis=1)
 
 
 def _min_median_max(values: np.ndarray) -> tuple[float, float, float]:
@@ -155,17 +143,48 @@ def option_texts(values: Sequence[Any]) -> tuple[str, ...]:
     return tuple(value if isinstance(value, str) else _json_text(value) for value in values)
 
 
+_SIDES = ("old", "new")
 _COLUMNS = (
     *("key", "label", "split", "extra", "annotations", "height", "width", "bytes", "sha256", "source_sha256"),
     *("mean_rgb", "shard"),
 )
-# What `tables` writes of an image with any number of labels; `labels` is the first of the sorted names.
-_LABEL_RE = r'^\{"labels": (?P<labels>null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
-_TYPES = {name: schemas.IMAGES.field(name).type for name in _COLUMNS}
-_LARGE_TYPES = {pa.string(): pa.large_string()}
-_LISTED_COLUMNS = ("key", "split", "label")
-# Columns that match images whose key only one dataset has, tried in this order.
-_CONTENT_COLUMNS = (("source_sha256", "label"), ("source_sha256",), ("sha256",))
+_WRITTEN_IMAGES = """
+    CREATE TABLE {side} AS
+    SELECT row, shard, coalesce(key, '') AS key, coalesce(split, '') AS split, coalesce({label}, '') AS label,
+        coalesce(sha256, '') AS sha256, coalesce(source_sha256, '') AS source_sha256, coalesce(extra, '') AS extra,
+        coalesce(regexp_replace(annotations, '{label_re}', ''), '') AS annotations, height, width, bytes,
+        list_sum(mean_rgb::DOUBLE[]) / 3 AS brightness
+    FROM {side}_rows WHERE shard >= 0"""
+_FACT = "SELECT coalesce({name}::DOUBLE, 'nan') FROM {side} WHERE split = $split"
+# Columns that match images: the key, then for images whose key only one dataset has their content.
+_MATCHES = ("key", "source_sha256, label", "source_sha256", "sha256")
+# Equal rows are paired in their order: the first with the first, the second with the second.
+_MATCH = """
+    INSERT INTO pairs SELECT old_rows.row AS old_row, new_rows.row AS new_row, {by_key} AS by_key FROM
+        (SELECT row, {columns}, row_number() OVER (PARTITION BY {columns} ORDER BY row) AS nth
+            FROM old ANTI JOIN pairs ON row = old_row) AS old_rows
+        JOIN (SELECT row, {columns}, row_number() OVER (PARTITION BY {columns} ORDER BY row) AS nth
+            FROM new ANTI JOIN pairs ON row = new_row) AS new_rows USING ({columns}, nth)"""
+_COMPARE = """
+    CREATE TABLE compared AS
+    SELECT NOT by_key AS renamed, old.label <> new.label AS relabelled,
+        by_key AND old.sha256 <> new.sha256 AS changed,
+        by_key AND old.sha256 <> new.sha256 AND old.source_sha256 = new.source_sha256 AS stored_otherwise,
+        old.split <> new.split AS moved,
+        old.annotations <> new.annotations OR old.extra <> new.extra AS annotated,
+        old.key, old.split, old.label, new.key AS new_key, new.split AS new_split, new.label AS new_label
+    FROM pairs JOIN old ON old.row = old_row JOIN new ON new.row = new_row"""
+# Kind of change -> the images of it, in the order of their keys.
+_ONE_SIDE = "SELECT key, split, label FROM {side} ANTI JOIN pairs ON row = {side}_row ORDER BY key, row"
+_BOTH_SIDES = "SELECT key, split, label, new_key, new_split, new_label FROM compared WHERE {kind} ORDER BY key, new_key"
+_LISTS = {
+    "added": _ONE_SIDE.format(side="new"),
+    "removed": _ONE_SIDE.format(side="old"),
+    **{kind: _BOTH_SIDES.format(kind=kind) for kind in ("renamed", "relabelled", "changed", "moved", "annotated")},
+}
+_STORED_OTHERWISE = "SELECT count(*) FROM compared WHERE stored_otherwise"
+_COUNT = "SELECT count(*) FROM ({query})"
+_LIMIT = "{query} LIMIT {limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,143 +266,35 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
     )
     if difference.digests[0] == difference.digests[1]:
         return difference  # the very same shards and labels
-    sides = [_read_images(directory, one) for directory, one in zip((old, new), manifests, strict=True)]
-    return replace(
-        difference,
-        **_image_changes(sides[0], sides[1], limit),
-        classes=compare_classes(*manifests),
-        labels=compare_labels(*manifests),
-        facts=compare_facts(sides[0], sides[1], manifests),
-    )
+    with open_database("the rows of the datasets", lookup.MEMORY_MB) as images:
+        for side, directory, one in zip(_SIDES, (old, new), manifests, strict=True):
+            _load_images(images, side, directory, one)
+        return replace(
+            difference,
+            **_image_changes(images, limit),
+            classes=compare_classes(*manifests),
+            labels=compare_labels(*manifests),
+            facts=compare_facts(images, manifests),
+        )
 
 
-def _read_images(directory: str, dataset: Manifest) -> pa.Table:
-    """Returns the written images; `label` of an image with several labels is a JSON list."""
-    path = storage.join(directory, manifest.IMAGES_NAME)
-    images = schemas.read_published(path, _COLUMNS)
-    # Text with 64-bit offsets: the boxes of a million images can exceed the 2 GB that 32-bit offsets reach.
-    schema = pa.schema([(name, _LARGE_TYPES.get(kind, kind)) for name, kind in _TYPES.items()])
-    if set(images.column_names) != set(_COLUMNS):
-        missing = ", ".join(sorted(set(_COLUMNS) - set(images.column_names)))
-        raise CorruptDataset(f"{path} cannot be used: it has no column {missing}; write the dataset again")
-    try:
-        images = images.select(_COLUMNS).cast(schema)
-    except pa.ArrowException as error:
-        raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
-    images = images.filter(pc.greater_equal(images["shard"], 0))
-    if dataset.label_kind != "multi":
-        return images
-    labels = pc.struct_field(pc.extract_regex(images["annotations"], _LABEL_RE), [0])
-    return images.set_column(images.column_names.index("label"), "label", pc.fill_null(labels, ""))
+def _load_images(images: Database, side: str, directory: str, dataset: Manifest) -> None:
+    """Creates the table of the written images of a side; the label of an image with several is a JSON list."""
+    lookup.insert_images(images, f"{side}_rows", directory, _COLUMNS)
+    label = f"regexp_extract(annotations, '{schemas.LABELS_RE}', 1)" if dataset.label_kind == "multi" else "label"
+    images.run(_WRITTEN_IMAGES.format(side=side, label=label, label_re=schemas.LABELS_RE))
+    images.run(f"DROP TABLE {side}_rows")
 
 
-def _image_changes(old: pa.Table, new: pa.Table, limit: int) -> dict[str, Any]:
-    key_pairs = _match(old, new, ("key",), np.arange(len(old)), np.arange(len(new)))
-    pairs = [key_pairs]
-    for columns in _CONTENT_COLUMNS:
-        matched = np.concatenate(pairs, axis=1)
-        unmatched = (np.setdiff1d(np.arange(len(side)), rows) for side, rows in zip((old, new), matched, strict=True))
-        pairs.append(_match(old, new, columns, *unmatched))
-    both = np.concatenate(pairs, axis=1)
-    removed, added = (np.setdiff1d(np.arange(len(side)), rows) for side, rows in zip((old, new), both, strict=True))
-    other_bytes = _differ(old, new, key_pairs, "sha256")
-    same_source = ~_differ(old, new, key_pairs[:, other_bytes], "source_sha256")
-    annotated = _annotations_differ(old, new, both) | _differ(old, new, both, "extra")
-    return {
-        "added": _list_images(new, added, limit),
-        "removed": _list_images(old, removed, limit),
-        "renamed": _list_pairs(old, new, both[:, key_pairs.shape[1] :], limit),
-        "relabelled": _list_pairs(old, new, both[:, _differ(old, new, both, "label")], limit),
-        "changed": _list_pairs(old, new, key_pairs[:, other_bytes], limit),
-        "stored_otherwise": int(same_source.sum()),
-        "moved": _list_pairs(old, new, both[:, _differ(old, new, both, "split")], limit),
-        "annotated": _list_pairs(old, new, both[:, annotated], limit),
-    }
+def _image_changes(images: Database, limit: int) -> dict[str, Any]:
+    images.run("CREATE TABLE pairs (old_row BIGINT, new_row BIGINT, by_key BOOLEAN)")
+    for columns in _MATCHES:
+        images.run(_MATCH.format(columns=columns, by_key=columns == "key"))
+    images.run(_COMPARE)
+    changes = {kind: _list_changes(images, query, limit) for kind, query in _LISTS.items()}
+    return {**changes, "stored_otherwise": images.number(_STORED_OTHERWISE)}
 
 
-def _match(
-    old: pa.Table, new: pa.Table, columns: Sequence[str], old_rows: np.ndarray, new_rows: np.ndarray
-) -> np.ndarray:
-    """Returns pairs of rows that are equal in the columns; a row is in one pair at most.
-
-    Equal rows are paired in their order: the first with the first, the second with the second.
-
-    Args:
-      old: first table.
-      new: second table.
-      columns: names of the columns that must be equal.
-      old_rows: int64[n], row numbers of the first table to match.
-      new_rows: int64[m], row numbers of the second table.
-
-    Returns:
-      int64[2, pairs].
-    """
-    codes = np.zeros(len(old_rows) + len(new_rows), np.int64)
-    for name in columns:
-        values = _text_codes(old[name].take(pa.array(old_rows)), new[name].take(pa.array(new_rows)))
-        codes = np.unique(codes * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    first, second = _rank_codes(codes[: len(old_rows)]), _rank_codes(codes[len(old_rows) :])
-    ranks = max(first[1].max(initial=0), second[1].max(initial=0)) + 1
-    _, left, right = np.intersect1d(
-        first[0] * ranks + first[1], second[0] * ranks + second[1], assume_unique=True, return_indices=True
-    )
-    return np.stack([old_rows[left], new_rows[right]]).astype(np.int64)
-
-
-def _rank_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the codes, and for each the number of equal codes before it."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(codes) else np.empty(0, np.int64)
-    ranks = np.empty(len(codes), np.int64)
-    ranks[order] = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
-    return codes, ranks
-
-
-def _text_codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> np.ndarray:
-    """Returns a number for each value of the first and then of the second column; equal values have equal numbers."""
-    both = pc.fill_null(pa.chunked_array([*old.chunks, *new.chunks], pa.large_string()), "")
-    codes = (chunk.indices.to_numpy() for chunk in both.dictionary_encode().chunks)  # one dictionary for all chunks
-    return np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64)
-
-
-def _differ(old: pa.Table, new: pa.Table, pairs: np.ndarray, column: str) -> np.ndarray:
-    """Returns bool[pairs]: whether the rows of a pair have different values in a column of text."""
-    return _unequal(*(side[column].take(pa.array(rows)) for side, rows in zip((old, new), pairs, strict=True)))
-
-
-def _annotations_differ(old: pa.Table, new: pa.Table, pairs: np.ndarray) -> np.ndarray:
-    """Returns bool[pairs]: whether boxes, masks or weights differ; labels are not compared."""
-    before, after = (
-        pc.replace_substring_regex(side["annotations"].take(pa.array(rows)), _LABEL_RE.replace("?P<labels>", ""), "")
-        for side, rows in zip((old, new), pairs, strict=True)
-    )
-    return _unequal(before, after)
-
-
-def _unequal(old: pa.ChunkedArray, new: pa.ChunkedArray) -> np.ndarray:
-    codes = _text_codes(old, new)
-    return codes[: len(old)] != codes[len(old) :]
-
-
-def _list_images(side: pa.Table, rows: np.ndarray, limit: int) -> Changes:
-    images = side.select(_LISTED_COLUMNS).take(pa.array(_sort_by_key(side, rows, limit)))
-    return Changes(count=len(rows), images=tuple(images.to_pylist()))
-
-
-def _list_pairs(old: pa.Table, new: pa.Table, pairs: np.ndarray, limit: int) -> Changes:
-    indices = _sort_by_key(old, np.arange(pairs.shape[1]), limit, pairs[0])
-    before = old.select(_LISTED_COLUMNS).take(pa.array(pairs[0][indices])).to_pylist()
-    after = new.select(_LISTED_COLUMNS).take(pa.array(pairs[1][indices])).to_pylist()
-    images = (
-        {**old_values, **{f"new_{name}": value for name, value in new_values.items()}}
-        for old_values, new_values in zip(before, after, strict=True)
-    )
-    return Changes(count=pairs.shape[1], images=tuple(images))
-
-
-def _sort_by_key(side: pa.Table, items: np.ndarray, limit: int, rows: np.ndarray | None = None) -> np.ndarray:
-    """Returns the first `limit` items in the order of the keys of their rows."""
-    keys = side["key"].take(pa.array(items if rows is None else rows)).combine_chunks()
-    order = pc.sort_indices(keys).to_numpy().astype(np.int64)
-    return items[order[: limit or len(order)]]
+def _list_changes(images: Database, query: str, limit: int) -> Changes:
+    listed = images.query(_LIMIT.format(query=query, limit=limit) if limit else query)
+    return Changes(count=images.number(_COUNT.format(query=query)), images=tuple(listed.to_pylist()))

@@ -6,6 +6,8 @@ Jensen-Shannon is the divergence (not its square root, the distance) with logari
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 _BINS = 10
@@ -48,14 +50,18 @@ def common_edges(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     Returns:
       float64[edges], ascending, at most 9; a bin includes its upper edge.
     """
-    values = np.concatenate([one, other])
-    if not len(values):
-        return values
-    weights = np.concatenate([np.full(len(part), 0.5 / max(1, len(part))) for part in (one, other)])
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    indices = np.searchsorted(cumulative, cumulative[-1:] * np.arange(1, _BINS) / _BINS - _EPSILON)
-    return np.unique(values[order][indices])
+    sides = [np.sort(values) for values in (one, other) if len(values)]
+
+    def share(value: float) -> float:
+        """Returns the share of the values up to this one, of both samples together."""
+        return float(sum(np.searchsorted(values, value, "right") / len(values) for values in sides)) / len(sides)
+
+    targets = [decile / _BINS - _EPSILON for decile in range(1, _BINS)]
+    edges = [
+        min(values[index] for values in sides if (index := bisect_left(values, target, key=share)) < len(values))
+        for target in (targets if sides else ())
+    ]
+    return np.unique(np.array(edges, np.float64))
 
 
 def histogram(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

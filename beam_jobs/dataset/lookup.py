@@ -20,7 +20,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.storage.database import Database, open_database
 
-_MEMORY_MB = 200  # of a database of rows; the process takes about twice as much
+MEMORY_MB = 200  # of a database of rows; the process takes about twice as much
 
 
 def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
@@ -121,26 +121,72 @@ def record_lengths(directory: str, dataset: Manifest) -> Any:
 
 
 @contextlib.contextmanager
-def open_images(directory: str, columns: Sequence[str]) -> Iterator[Database]:
-    """Yields a database with the table `images` of a dataset.
+def open_images(directory: str, columns: Sequence[str], table: str = "images") -> Iterator[Database]:
+    """Yields a database with a table of the images of a dataset.
 
     Args:
       directory: directory of a published dataset.
       columns: names of the columns of `images.parquet` to load; `row`, the number of a row from 0, is another one.
+      table: name of the table.
 
     Raises:
       CorruptDataset: `images.parquet` is damaged.
       DiskError: the disk of temporary files has no room for the rows.
     """
-    with open_database("the rows of the dataset", _MEMORY_MB) as database:
-        insert_images(database, "images", directory, columns)
+    with open_database("the rows of the dataset", MEMORY_MB) as database:
+        insert_images(database, table, directory, columns)
         yield database
 
 
 def insert_images(database: Database, table: str, directory: str, columns: Sequence[str]) -> None:
     """Creates a table with the rows of a dataset; see `open_images`."""
-    rows = schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), columns)
-    database.insert_all(table, _number_rows(rows))
+    database.insert_all(table, _read_rows(directory, columns))
+
+
+def insert_columns(database: Database, directory: str) -> None:
+    """Creates the table `columns` of the user columns of a dataset.
+
+    It has a row for each value: `row` of the image, `name` of the column, `text`, and `number` unless it is a text.
+    """
+    database.insert_all("columns", map(_column_values, _read_rows(directory, ["extra"])))
+
+
+def insert_labels(database: Database, directory: str) -> None:
+    """Creates the table `labels` of a dataset of several labels an image: `row` of the image, and `label`."""
+    database.insert_all("labels", map(_label_values, _read_rows(directory, ["annotations"])))
+
+
+def _column_values(rows: pa.Table) -> pa.Table:
+    values = [
+        # A lone surrogate, which JSON can name, is no text of a database.
+        (
+            row,
+            name,
+            str(value).encode("utf-8", "backslashreplace").decode(),
+            float(value) if isinstance(value, (int, float)) else None,
+        )
+        for row, text in zip(rows["row"].to_pylist(), rows["extra"].to_pylist(), strict=True)
+        for name, cell in schemas.cell(text).items()
+        for value in (cell if isinstance(cell, list) else [cell])
+    ]
+    return _to_table(values, {"row": pa.int64(), "name": pa.string(), "text": pa.string(), "number": pa.float64()})
+
+
+def _label_values(rows: pa.Table) -> pa.Table:
+    values = []
+    for row, text in zip(rows["row"].to_pylist(), rows["annotations"].to_pylist(), strict=True):
+        annotations = schemas.parse_annotations(text)
+        values += [(row, label) for label in (annotations and annotations.labels) or ()]
+    return _to_table(values, {"row": pa.int64(), "label": pa.string()})
+
+
+def _to_table(values: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType]) -> pa.Table:
+    columns = zip(*values, strict=True) if values else [()] * len(types)
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
+
+
+def _read_rows(directory: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    return _number_rows(schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), columns))
 
 
 def _number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

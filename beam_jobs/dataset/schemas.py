@@ -89,6 +89,10 @@ IMAGES = pa.schema(
 )
 
 
+# Matches the labels in a cell of `annotations`, which are the first of the sorted names.
+LABELS_RE = r'^\{"labels": (null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
+
+
 def ref_row(ref: ImageRef) -> dict[str, Any]:
     """Returns the row of a reference in a `REFS` table."""
     # `vars`, not `asdict`: that copies every value deeply and blocks the decoding threads meanwhile (GIL).

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.dataset import manifest, schemas, shards
+from beam_jobs.dataset import lookup, manifest, schemas, shards
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import staging
@@ -226,6 +225,10 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
     }
 
 
+_SHARD_OFFSETS = """
+    SELECT "offset" FROM images WHERE split = $split AND shard = $shard ORDER BY "offset" """
+
+
 def write_dali_index(
     directory: str, dataset: Manifest, splits: tuple[str, ...], out: str
 ) -> dict[str, tuple[ExportedFile, ...]]:
@@ -244,22 +247,20 @@ def write_dali_index(
       CorruptDataset: `images.parquet` is damaged, or does not match the shards.
     """
     path = storage.join(directory, manifest.IMAGES_NAME)
-    images = schemas.read_published(path, ["split", "shard", "offset"])
     index_files: dict[str, tuple[ExportedFile, ...]] = {}
-    for split in splits:
-        rows = images.filter(pc.equal(images["split"], split))
-        shard_indices, offsets = rows["shard"].to_numpy(), rows["offset"].to_numpy()
-        index_files[split] = ()
-        split_shards = dataset.split(split).shards
-        for index, shard in enumerate(split_shards):
-            starts = np.sort(offsets[shard_indices == index])
-            if len(starts) != shard.records:
-                raise CorruptDataset(f"{path} has {len(starts)} rows for {shard.name}, which holds {shard.records}")
-            stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
-            name = f"{shards.split_dir(split)}/{stem}.idx"
-            content = _dali_index(starts, shard.bytes)
-            storage.write_bytes(storage.join(out, name), content)
-            index_files[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
+    with lookup.open_images(directory, ["split", "shard", "offset"]) as images:
+        for split in splits:
+            index_files[split] = ()
+            split_shards = dataset.split(split).shards
+            for index, shard in enumerate(split_shards):
+                starts = images.column(_SHARD_OFFSETS, split=split, shard=index)
+                if len(starts) != shard.records:
+                    raise CorruptDataset(f"{path} has {len(starts)} rows for {shard.name}, which holds {shard.records}")
+                stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
+                name = f"{shards.split_dir(split)}/{stem}.idx"
+                content = _dali_index(starts, shard.bytes)
+                storage.write_bytes(storage.join(out, name), content)
+                index_files[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
     return index_files
 
 

@@ -1,14 +1,20 @@
 """Engines: they run the Beam jobs of an ingest. The jobs and the written bytes are the same on every engine.
 
-Each engine is a module with a frozen dataclass of settings, `Options`, whose `open` starts the engine.
+Each engine but the local one is a module with a frozen dataclass of settings, `Options`, whose `open` starts it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common import settings
+from beam_jobs.common.settings import STRICT
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 
@@ -32,6 +38,18 @@ class Engine(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalEngine(settings.Options):
+    """Beam in this process, without workers; it has no settings, because threads are an option of the ingest."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[MakePipeline]:
+        """See `Engine`."""
+        from beam_jobs.runners.beam_job import local_pipeline
+
+        yield local_pipeline
+
+
 def engine_settings(name: str) -> type[Engine]:
     """Returns the dataclass of the settings of an engine.
 
@@ -40,5 +58,7 @@ def engine_settings(name: str) -> type[Engine]:
     """
     if name not in ENGINES:
         raise OptionError(unknown("runner", name, ENGINES))
+    if name == "local":
+        return LocalEngine
     options: type[Engine] = importlib.import_module(f"beam_jobs.runners.{name}").Options
     return options

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from beam_jobs.common import system
-from beam_jobs.errors import DiskError, OptionError
+from beam_jobs.errors import DiskError, FeedlineError, OptionError
 
 _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
@@ -71,8 +72,11 @@ class Database:
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
         """Creates a table of the database with rows that come in parts, at least one."""
         for number, part in enumerate(rows):
-            relation = self.connection.from_arrow(part)
-            self._wait(lambda create=relation.insert_into if number else relation.create: create(table))
+            self._wait(partial(self._add, table, part, number == 0))
+
+    def _add(self, table: str, rows: pa.Table, create: bool) -> None:
+        relation = self.connection.from_arrow(rows)
+        (relation.create if create else relation.insert_into)(table)
 
     def _wait(self, work: Callable[[], T]) -> T:
         """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
@@ -97,7 +101,7 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
 
     Raises:
       DiskError: the disk of `spill` is full.
-      OptionError: the memory is too small.
+      OptionError: the memory is too small; a `FeedlineError` without `memory_option`.
     """
     with (
         # A directory of its own, because DuckDB gives the files of two processes the same names.
@@ -131,7 +135,7 @@ def _explain_errors(purpose: str, spill: str, memory_mb: int, memory_option: str
                 f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
             ) from None
         if not memory_option:
-            raise DiskError(f"{purpose} needs more than {memory_mb} MB of memory ({cause})") from None
+            raise FeedlineError(f"a query of {purpose} needs more than {memory_mb} MB of memory ({cause})") from None
         raise OptionError(
             f"{memory_option} is {memory_mb}, and {purpose} needs more ({cause}); set a larger "
             f"--{memory_option.replace('_', '-')}"

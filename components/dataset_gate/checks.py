@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from beam_jobs.common.strings import plural, some
-from beam_jobs.dataset import lookup, schemas
+from beam_jobs.dataset import lookup
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import drift_and_skew
@@ -112,7 +112,7 @@ def check_class_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Find
 
 def _labels(dataset: GateDataset) -> set[str]:
     """Returns the classes of images; empty for a dataset with objects, whose labels include the classes of objects."""
-    with_objects = pc.any(pc.match_substring(dataset.images["annotations"], '"objects": [')).as_py()
+    with_objects = dataset.database.number("SELECT count(*) FROM images WHERE has_objects")
     return set() if with_objects else set(dataset.manifest.labels)
 
 
@@ -134,19 +134,13 @@ def check_images(dataset: GateDataset, limits: GateLimits, clusters: NearCluster
 
 def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds exact copies in several splits, which bias the evaluation."""
-    is_copy = pc.not_equal(dataset.images["cluster"], "").to_numpy()
-    keys = dataset.images["key"].filter(is_copy).to_pylist()
-    names = dataset.images["cluster"].filter(is_copy).to_pylist()
-    clusters: dict[str, dict[int, str]] = {}
-    for name, split, key in zip(names, dataset.split_indices[is_copy].tolist(), keys, strict=True):
-        clusters.setdefault(name, {}).setdefault(split, key)
-    leaks = [members for members in clusters.values() if len(members) > 1]
+    leaks = lookup.find_leaks(dataset.database, ("cluster",))
     if len(leaks) > limits.max_leaks:
-        members = {dataset.splits[split]: key for split, key in sorted(leaks[0].items())}
-        example = " and ".join(f"{key} in {split}" for split, key in members.items())
+        keys = leaks[0].keys
+        example = " and ".join(f"{keys[split]} in {split}" for split in dataset.splits if split in keys)
         yield Finding(
             check="leakage",
-            split=", ".join(sorted(members)),
+            split=", ".join(keys),
             feature=_CONTENT,
             value=f"{len(leaks)} images shared between splits (such as {example})",
             limit=str(limits.max_leaks),
@@ -157,7 +151,7 @@ def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
 def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds groups, and grouped sets of near duplicates, with images in several splits."""
     kinds = lookup.select_leak_kinds(dataset.manifest.options.get("near_duplicates", "off"))[1:]
-    leaks = lookup.find_leaks(dataset.images, kinds)
+    leaks = lookup.find_leaks(dataset.database, kinds)
     if len(leaks) > limits.max_group_leaks:
         yield Finding(
             check="group leakage",
@@ -171,22 +165,20 @@ def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Find
 
 def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClusters) -> Iterator[Finding]:
     """Finds images that are near duplicates of an image of an earlier split; ignores clusters of exact copies."""
-    images, roots = dataset.images, clusters.roots
+    images, roots = dataset.database.query("SELECT key, split, sha256 FROM images ORDER BY row"), clusters.roots
+    splits = pc.index_in(images["split"], value_set=pa.array(dataset.splits)).to_numpy()
     contents = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
     first_split, has_variants = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
-    np.minimum.at(first_split, roots, dataset.split_indices)
+    np.minimum.at(first_split, roots, splits)
     has_variants[roots[contents != contents[roots]]] = True
-    leaks = np.flatnonzero((dataset.split_indices > first_split[roots]) & has_variants[roots])
+    leaks = np.flatnonzero((splits > first_split[roots]) & has_variants[roots])
     if len(leaks) <= limits.max_near_leaks:
         return
-    pair = _closest_pair(dataset, _image_signatures(dataset), np.flatnonzero(roots == roots[leaks[0]]))
-    example = " and ".join(
-        f"{images['key'][row].as_py()} in {dataset.splits[dataset.split_indices[row]]}" for row in pair
-    )
-    splits = sorted({dataset.splits[index] for index in dataset.split_indices[[pair[0], *leaks]]})
+    pair = _closest_pair(splits, _image_signatures(dataset), np.flatnonzero(roots == roots[leaks[0]]))
+    example = " and ".join(f"{images['key'][row].as_py()} in {images['split'][row].as_py()}" for row in pair)
     yield Finding(
         check="near leakage",
-        split=", ".join(splits),
+        split=", ".join(sorted({dataset.splits[index] for index in splits[[pair[0], *leaks]]})),
         feature=_CONTENT,
         value=f"{plural(len(leaks), 'image')} like one of an earlier split (such as {example})",
         limit=f"{limits.max_near_leaks}, up to {limits.near_distance} bits apart",
@@ -196,12 +188,10 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClu
 
 def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds splits with too many images whose short side is too short, in the source or in the dataset."""
-    # The smaller of the two: the ingest may reduce images, and `raw` enlarges small ones.
-    names = ("height", "width", "source_height", "source_width")
-    side = np.minimum.reduce([dataset.images[name].to_numpy() for name in names])
     yield from _split_shares(
         dataset,
-        side < limits.min_side_px,
+        # The smaller of the two: the ingest may reduce images, and `raw` enlarges small ones.
+        f"least(height, width, source_height, source_width) < {limits.min_side_px}",
         Finding(
             check="low resolution",
             split="",
@@ -217,12 +207,9 @@ def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
 
 def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds splits with too many images of one colour, from which a model learns nothing."""
-    is_blank = (
-        schemas.triples(dataset.images["var_rgb"]).astype(np.float64).max(axis=1, initial=0) < limits.blank_variance
-    )
     yield from _split_shares(
         dataset,
-        is_blank,
+        f"list_max(var_rgb)::DOUBLE < {limits.blank_variance!r}::DOUBLE",
         Finding(
             check="blank images",
             split="",
@@ -235,28 +222,34 @@ def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     )
 
 
-def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, limit: float) -> Iterator[Finding]:
+_BAD_IMAGES = """
+    SELECT count(*) FILTER ({condition}) AS bad, count(*) AS images FROM images WHERE split = $split"""
+_BAD_KEYS = "SELECT key FROM images WHERE split = $split AND {condition} ORDER BY key LIMIT 3"
+
+
+def _split_shares(dataset: GateDataset, condition: str, template: Finding, limit: float) -> Iterator[Finding]:
     """Yields the template, with split and value, for every split whose share of bad images is above the limit."""
     for split in dataset.splits:
-        mask = dataset.split_mask(split)
-        bad, total = np.flatnonzero(mask & is_bad), int(mask.sum())
-        if len(bad) > limit * total:
-            keys = some(sorted(dataset.images["key"].take(pa.array(bad)).to_pylist()), 3)
-            value = f"{template.value} in {len(bad)} of {plural(total, 'image')} ({keys})"
-            yield Finding(**{**vars(template), "split": split, "value": f"{value}, {len(bad) / total:.1%}"})
+        counts = dataset.database.query(_BAD_IMAGES.format(condition=condition), split=split)
+        bad, total = counts["bad"][0].as_py(), counts["images"][0].as_py()
+        if bad > limit * total:
+            keys = dataset.database.query(_BAD_KEYS.format(condition=condition), split=split)["key"].to_pylist()
+            more = f" and {bad - len(keys):,} more" if bad > len(keys) else ""
+            value = f"{template.value} in {bad} of {plural(total, 'image')} ({', '.join(keys)}{more})"
+            yield Finding(**{**vars(template), "split": split, "value": f"{value}, {bad / total:.1%}"})
+
+
+_SIGNATURES = "SELECT dhash, height, width, mean_rgb, var_rgb FROM images ORDER BY row"  # `near_duplicates.COLUMNS`
 
 
 def _image_signatures(dataset: GateDataset) -> near_duplicates.Appearances:
-    return near_duplicates.measure_facts(dataset.images, dataset.has_channel_statistics)
+    return near_duplicates.measure_facts(dataset.database.query(_SIGNATURES), dataset.has_channel_statistics)
 
 
-def _closest_pair(
-    dataset: GateDataset, signatures: near_duplicates.Appearances, members: np.ndarray
-) -> tuple[int, int]:
+def _closest_pair(splits: np.ndarray, signatures: near_duplicates.Appearances, members: np.ndarray) -> tuple[int, int]:
     """Returns the rows of the closest images of the first split of a cluster and of its later splits."""
-    splits = dataset.split_indices[members]
-    first = members[splits == splits.min()][:_EXAMPLE_IMAGES]
-    later = members[splits > splits.min()][:_EXAMPLE_IMAGES]
+    first = members[splits[members] == splits[members].min()][:_EXAMPLE_IMAGES]
+    later = members[splits[members] > splits[members].min()][:_EXAMPLE_IMAGES]
     bits = near_duplicates.bit_count(signatures.hashes[first][:, None] ^ signatures.hashes[later][None, :])
     row, column = divmod(int(bits.argmin()), len(later))
     return int(first[row]), int(later[column])

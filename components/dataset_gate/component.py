@@ -5,6 +5,7 @@ The executor runs the checks, and raises an error for findings unless the mode o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from beam_jobs.common.strings import plural
 from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
 from components.artifacts import Artifacts, DatasetVerdict
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
-from components.dataset_gate.drift_and_skew import GateDataset, load_dataset
+from components.dataset_gate.drift_and_skew import GateDataset, open_dataset
 from components.dataset_gate.limits import FINDINGS_KEY, GateLimits, Outcome
 from components.image_example_gen import DIGEST_KEY
 
@@ -49,10 +50,11 @@ class Executor(base_executor.BaseExecutor):
         """
         limits = GateLimits.from_json(json.loads(exec_properties[LIMITS_KEY]))
         examples = artifact_utils.get_single_instance(input_dict[EXAMPLES_KEY])
-        dataset = load_dataset(examples.uri)
         anomalies = load_anomalies(artifact_utils.get_single_instance(input_dict[ANOMALIES_KEY]))
-        baseline, reasons = load_baseline(input_dict.get(BASELINE_KEY) or [], examples)
-        outcome = check_dataset(dataset, anomalies, limits, baseline)
+        with contextlib.ExitStack() as stack:
+            dataset = stack.enter_context(open_dataset(examples.uri))
+            baseline, reasons = load_baseline(stack, input_dict.get(BASELINE_KEY) or [], examples)
+            outcome = check_dataset(dataset, anomalies, limits, baseline)
         notes = (*reasons, *outcome.notes)
         for note in notes:
             logging.info("dataset gate: %s", note)
@@ -96,10 +98,13 @@ def load_anomalies(artifact: types.Artifact) -> dict[str, anomalies_pb2.Anomalie
     return anomalies
 
 
-def load_baseline(artifacts: list[types.Artifact], examples: types.Artifact) -> tuple[Baseline | None, tuple[str, ...]]:
+def load_baseline(
+    stack: contextlib.ExitStack, artifacts: list[types.Artifact], examples: types.Artifact
+) -> tuple[Baseline | None, tuple[str, ...]]:
     """Reads the previous dataset.
 
     Args:
+      stack: closes the rows of the previous dataset.
       artifacts: the previous dataset, or empty.
       examples: the dataset of this run.
 
@@ -110,7 +115,7 @@ def load_baseline(artifacts: list[types.Artifact], examples: types.Artifact) -> 
         return None, ("drift was not measured: there is no earlier dataset",)
     previous = artifact_utils.get_single_instance(artifacts)
     try:
-        dataset = load_dataset(previous.uri)
+        dataset = stack.enter_context(open_dataset(previous.uri))
     except (SourceError, CorruptDataset) as error:
         return None, (f"drift was not measured: {str(error).replace(previous.uri, 'the previous dataset')}",)
     if previous.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):

@@ -1,7 +1,8 @@
 """Drift from a baseline and skew between splits: features of a dataset, and distances between their distributions.
 
-A feature has one or several values per image, from `images.parquet`. Distances are computed from counts, and compared
-with the distance that random sampling can cause.
+A feature has one or several values per image, from `images.parquet`: a query of a database, because the values of all
+images may not fit in memory. Distances are computed from counts, and compared with the distance that random sampling
+can cause.
 
 L-infinity, for categories: the largest difference of the shares of one category, 0-1. Jensen-Shannon, for numbers: see
 `beam_jobs.dataset.divergence`.
@@ -9,121 +10,81 @@ L-infinity, for categories: the largest difference of the shares of one category
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from beam_jobs import storage
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import lookup, manifest
 from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, shares
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.record import EXTRA_PREFIX
+from beam_jobs.storage.database import Database
 from components.dataset_gate.limits import CLASS, IMAGE_PREFIX, MISSING, Comparison, Finding, GateLimits, short_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """The values of one feature.
+    """A feature of the images of a dataset.
 
     Attributes:
-      name: name of the feature, such as `image/brightness`.
-      values: float64[values], NaN for an image without a value; for categories int64[values], indices into `names`.
-      owners: int64[values], the row of the image of each value.
-      names: the categories; None for numbers.
+      query: selects `row`, the row of the image of each value, and `value`, a number (NaN for an image without a value)
+        or a text.
+      is_number: whether the values are numbers.
+      column: user column that the query selects as `$column`; empty for another feature.
     """
 
-    name: str
-    values: np.ndarray
-    owners: np.ndarray
-    names: tuple[str, ...] | None = None
-
-    def select(self, mask: np.ndarray) -> Feature:
-        """Returns the values of the images of a mask, bool[images]."""
-        selected = mask[self.owners]
-        return Feature(name=self.name, values=self.values[selected], owners=self.owners[selected], names=self.names)
+    query: str
+    is_number: bool
+    column: str = ""
 
     def as_categories(self) -> Feature:
         """Returns the feature with each distinct number as a category."""
-        if self.names is not None:
+        if not self.is_number:
             return self
-        return _categories(
-            self.name, [MISSING if np.isnan(value) else f"{value:g}" for value in self.values], self.owners
+        return Feature(
+            query=_NUMBERS_AS_TEXTS.format(query=self.query, missing=_MISSING), is_number=False, column=self.column
         )
 
 
-def features(images: pa.Table, label_kind: str, channel_statistics: bool) -> dict[str, Feature]:
-    """Returns the features of the images by name.
-
-    Args:
-      images: written rows of `images.parquet`.
-      label_kind: one of `types.LABEL_KINDS`.
-      channel_statistics: whether the images have channel means.
-    """
-    rows = np.arange(len(images))
-    result = [_categories(IMAGE_PREFIX + "format", images["format"].to_pylist(), rows)]
-    if label_kind != "none":
-        result.append(_classes(images, label_kind))
-    height, width = _floats(images["height"]), _floats(images["width"])
-    numbers = {
-        "short_side": np.minimum(height, width),
-        "aspect_ratio": width / height,
-        "bytes": _floats(images["bytes"]),
-    }
-    if channel_statistics:
-        mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
-        numbers |= {"brightness": mean.mean(axis=1)}
-        numbers |= {f"mean_{colour}": mean[:, index] for index, colour in enumerate(("red", "green", "blue"))}
-    result += [Feature(name=IMAGE_PREFIX + name, values=values, owners=rows) for name, values in numbers.items()]
-    result += _extras(images["extra"].to_pylist())
-    return {feature.name: feature for feature in result}
+_MISSING = f"'{MISSING}'"
+_NUMBERS = {
+    "short_side": "least(height, width)::DOUBLE",
+    "aspect_ratio": "width::DOUBLE / height",
+    "bytes": "bytes::DOUBLE",
+}
+_CHANNEL_NUMBERS = {
+    "brightness": "(mean_rgb[1]::DOUBLE + mean_rgb[2] + mean_rgb[3]) / 3",
+    **{f"mean_{colour}": f"mean_rgb[{index}]::DOUBLE" for index, colour in enumerate(("red", "green", "blue"), 1)},
+}
+_IMAGE_VALUE = "SELECT row, {value} AS value FROM images"
+_NUMBERS_AS_TEXTS = """
+    SELECT row, CASE WHEN isnan(value) THEN {missing} ELSE format('{{:g}}', value) END AS value FROM ({query})"""
+_ALL_MISSING = Feature(query="SELECT row, 'nan'::DOUBLE AS value FROM images", is_number=True)
+_USER_COLUMNS = """
+    SELECT name, bool_and(number IS NOT NULL) FROM columns SEMI JOIN images USING (row) GROUP BY name ORDER BY name"""
+_COLUMN_VALUE = """
+    SELECT row, {value} AS value FROM columns WHERE name = $column
+    UNION ALL
+    SELECT row, {missing} FROM images ANTI JOIN (SELECT row FROM columns WHERE name = $column) AS given USING (row)"""
+_CLASSES = """
+    SELECT row, label AS value FROM labels UNION ALL SELECT row, {missing} FROM images ANTI JOIN labels USING (row)"""
 
 
-def _floats(column: pa.ChunkedArray) -> np.ndarray:
-    return column.to_numpy().astype(np.float64)
-
-
-def _classes(images: pa.Table, label_kind: str) -> Feature:
-    if label_kind == "single":
-        return _categories(CLASS, images["label"].to_pylist(), np.arange(len(images)))
-    labels = [(schemas.cell(text)["labels"] if text else None) or () for text in images["annotations"].to_pylist()]
-    return _categories(CLASS, *_flatten(labels, MISSING))
-
-
-def _extras(texts: Sequence[str]) -> Iterator[Feature]:
-    """Yields the user columns; a column with a text is one of categories."""
-    rows: list[Mapping[str, Any]] = [schemas.cell(text) for text in texts]
-    for name in sorted({name for row in rows for name in row}):
-        column = [_to_sequence(row.get(name)) for row in rows]
-        if any(isinstance(value, str) for values in column for value in values):
-            names = [[str(value) for value in values] for values in column]
-            yield _categories(EXTRA_PREFIX + name, *_flatten(names, MISSING))
-        else:
-            values, owners = _flatten(column, np.nan)
-            yield Feature(name=EXTRA_PREFIX + name, values=np.array(values, np.float64), owners=owners)
-
-
-def _to_sequence(value: Any) -> Sequence[Any]:
-    if value is None:
-        return ()
-    return value if isinstance(value, list) else (value,)
-
-
-def _flatten(column: Sequence[Sequence[Any]], missing: Any) -> tuple[list[Any], np.ndarray]:
-    """Returns the values of all images and the row of each; an image without values has the value `missing`."""
-    filled = [values or (missing,) for values in column]
-    owners = np.repeat(np.arange(len(filled)), [len(values) for values in filled]) if filled else np.zeros(0, np.int64)
-    return [value for values in filled for value in values], owners
-
-
-def _categories(name: str, values: Iterable[str], owners: np.ndarray) -> Feature:
-    encoded = pa.array(values, pa.string()).dictionary_encode()
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    return Feature(name=name, values=codes, owners=owners, names=tuple(encoded.dictionary.to_pylist()))
+_COLUMNS = (
+    *("key", "split", "shard", "group", "cluster", "near", "sha256", "label", "annotations", "format"),
+    *("height", "width", "source_height", "source_width", "bytes", "dhash", "mean_rgb", "var_rgb"),
+)
+# Images of one group, near cluster or content share a unit.
+_IMAGES = """
+    CREATE TABLE images AS SELECT * EXCLUDE (annotations, shard),
+        contains(annotations, '"objects": [') AS has_objects,
+        CASE WHEN "group" <> '' THEN 'g' || "group" WHEN near <> '' THEN near WHEN cluster <> '' THEN cluster
+            ELSE 'k' || key END AS unit
+    FROM rows WHERE shard >= 0"""
 
 
 @dataclass(frozen=True)
@@ -132,11 +93,12 @@ class GateDataset:
 
     Attributes:
       manifest: `dataset.json`.
-      images: rows of `images.parquet`, without those of dropped copies.
+      database: the rows of `images.parquet` without those of dropped copies, as the table `images`, and the
+        tables of `lookup.insert_columns` and, for images with several labels, `lookup.insert_labels`.
     """
 
     manifest: Manifest
-    images: pa.Table
+    database: Database
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -149,43 +111,38 @@ class GateDataset:
         return self.manifest.channels is not None
 
     @functools.cached_property
-    def split_indices(self) -> np.ndarray:
-        """Index of the split of each image, int64[images]."""
-        indices = pc.index_in(self.images["split"], value_set=pa.array(self.splits, pa.string()))
-        return indices.to_numpy().astype(np.int64)
-
-    @functools.cached_property
-    def units(self) -> np.ndarray:
-        """Index of the unit of each image, int64[images]; images of one group, near cluster or content share a unit."""
-        clusters = [
-            pc.if_else(pc.equal(self.images[name], ""), None, self.images[name]) for name in ("near", "cluster")
-        ]
-        group = pc.if_else(
-            pc.equal(self.images["group"], ""), None, pc.binary_join_element_wise("g", self.images["group"], "")
-        )
-        unit = pc.coalesce(group, *clusters, pc.binary_join_element_wise("k", self.images["key"], ""))
-        return pc.cast(unit, pa.string()).combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-
-    @functools.cached_property
     def features(self) -> dict[str, Feature]:
         """The features by name."""
-        return features(self.images, self.manifest.label_kind, self.has_channel_statistics)
+        result = {IMAGE_PREFIX + "format": Feature(query=_IMAGE_VALUE.format(value="format"), is_number=False)}
+        if self.manifest.label_kind != "none":
+            is_single = self.manifest.label_kind == "single"
+            query = _IMAGE_VALUE.format(value="label") if is_single else _CLASSES.format(missing=_MISSING)
+            result[CLASS] = Feature(query=query, is_number=False)
+        for name, value in {**_NUMBERS, **(_CHANNEL_NUMBERS if self.has_channel_statistics else {})}.items():
+            result[IMAGE_PREFIX + name] = Feature(query=_IMAGE_VALUE.format(value=value), is_number=True)
+        for name, is_number in zip(*self.database.query(_USER_COLUMNS).to_pydict().values(), strict=True):
+            value, missing = ("number", "'nan'::DOUBLE") if is_number else ("text", _MISSING)
+            query = _COLUMN_VALUE.format(value=value, missing=missing)
+            result[EXTRA_PREFIX + name] = Feature(query=query, is_number=is_number, column=name)
+        return result
 
-    def split_mask(self, split: str) -> np.ndarray:
-        """Returns whether each image is in a split, bool[images]."""
-        return self.split_indices == self.splits.index(split)
 
-
-def load_dataset(directory: str) -> GateDataset:
-    """Reads a published dataset.
+@contextlib.contextmanager
+def open_dataset(directory: str) -> Iterator[GateDataset]:
+    """Yields a published dataset, whose rows are in a database until the end of the block.
 
     Raises:
       SourceError: the directory is not a published dataset.
       CorruptDataset: a file of the dataset is damaged.
     """
     dataset = manifest.load(directory)
-    images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME))
-    return GateDataset(dataset, images.filter(pc.greater_equal(images["shard"], 0)))
+    with lookup.open_images(directory, _COLUMNS, "rows") as database:
+        database.run(_IMAGES)
+        database.run("DROP TABLE rows")
+        lookup.insert_columns(database, directory)
+        if dataset.label_kind == "multi":
+            lookup.insert_labels(database, directory)
+        yield GateDataset(dataset, database)
 
 
 L_INFINITY = "l_infinity"
@@ -227,17 +184,18 @@ def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[floa
     return float(MEASURES[measure](first[:, :-1], second[:, :-1]).max())
 
 
-def effective_size(owners: np.ndarray, units: np.ndarray) -> float:
-    """Returns the effective number of independent images: (sum of weights)^2 / sum of squared weights.
-
-    Frames of one video, or copies of one image, add little information. Source: L. Kish, "Survey Sampling" (1965).
-
-    Args:
-      owners: int64[values], the row of the image of each value.
-      units: int64[images], the index of the unit of each image.
-    """
-    weights = np.bincount(units[owners])
-    return float(weights.sum()) ** 2 / float((weights.astype(np.float64) ** 2).sum())
+# Number of values of each unit, of which frames of one video, or copies of one image, are several.
+_UNITS = "SELECT sum(n), sum(n * n) FROM (SELECT count(*) AS n FROM {table} GROUP BY unit)"
+_SELECTED = """
+    CREATE OR REPLACE TABLE {table} AS
+    SELECT value, unit, row FROM ({query}) AS feature JOIN images USING (row) WHERE split = $split"""
+_CATEGORIES = """
+    CREATE OR REPLACE TABLE {table} AS SELECT value, count(*) AS n, min(row) AS row FROM {values} GROUP BY value"""
+_PAIRED_CATEGORIES = """
+    CREATE OR REPLACE TABLE categories AS
+    SELECT value AS name, coalesce(one.n, 0) AS first, coalesce(other.n, 0) AS second,
+        row_number() OVER (ORDER BY one.row NULLS LAST, other.row, value) AS number
+    FROM first_categories AS one FULL JOIN second_categories AS other USING (value)"""
 
 
 _REMEDIES = {
@@ -260,13 +218,26 @@ class Side:
     split: str
     name: str
 
-    def feature(self, name: str) -> Feature:
-        """Returns the values of a feature in the split; all are missing if the dataset lacks the feature."""
-        mask = self.dataset.split_mask(self.split)
-        if name in self.dataset.features:
-            return self.dataset.features[name].select(mask)
-        rows = np.flatnonzero(mask)
-        return Feature(name=name, values=np.full(len(rows), np.nan), owners=rows)
+    @property
+    def database(self) -> Database:
+        """The rows of the dataset."""
+        return self.dataset.database
+
+    def select(self, feature: Feature, table: str) -> None:
+        """Creates a table of the values of a feature in the split."""
+        parameters = {"column": feature.column} if feature.column else {}
+        self.database.run(_SELECTED.format(table=table, query=feature.query), split=self.split, **parameters)
+
+    def effective_size(self, table: str) -> float:
+        """Returns the effective number of independent images: (sum of weights)^2 / sum of squared weights.
+
+        Frames of one video, or copies of one image, add little information. Source: L. Kish, "Survey Sampling" (1965).
+
+        Args:
+          table: values of a feature; the weight of a unit is their number.
+        """
+        total, squares = (float(column[0].as_py()) for column in self.database.query(_UNITS.format(table=table)))
+        return total**2 / squares
 
 
 @dataclass(frozen=True)
@@ -305,17 +276,19 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
     samples of 30 images differ much more than samples of 100,000; with the sum, one setting suits both.
     """
     for name in _feature_names(baseline.dataset, side.dataset):
-        one, other = baseline.feature(name), side.feature(name)
-        if one.names is not None or other.names is not None:
+        one, other = (dataset.features.get(name, _ALL_MISSING) for dataset in (baseline.dataset, side.dataset))
+        is_number = one.is_number and other.is_number
+        if not is_number:
             one, other = one.as_categories(), other.as_categories()
-        measure = JENSEN_SHANNON if one.names is None else L_INFINITY
-        first, second, categories = _paired_numbers(one, other) if one.names is None else _paired_categories(one, other)
+        baseline.select(one, "first")
+        side.select(other, "second")
+        names = (baseline.name, "this dataset" if kind == "drift" else side.name)
+        first, second, difference = (_compare_numbers if is_number else _compare_categories)(baseline, side, names)
+        measure = JENSEN_SHANNON if is_number else L_INFINITY
         value = float(MEASURES[measure](shares(first), shares(second)))
-        sizes = (effective_size(one.owners, baseline.dataset.units), effective_size(other.owners, side.dataset.units))
+        sizes = (baseline.effective_size("first"), side.effective_size("second"))
         sampling_value = sampling(measure, first, second, sizes)
         limit = limits.limit_of(kind, measure, name)
-        sides = (baseline.name, "this dataset" if kind == "drift" else side.name)
-        is_number = one.names is None
         yield Result(
             Comparison(
                 kind=kind,
@@ -327,7 +300,7 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
                 limit=min(1.0, limit + sampling_value),
                 sampling=sampling_value,
             ),
-            _medians(one, other, sides) if is_number else _largest_difference(categories, first, second, sides),
+            difference,
         )
 
 
@@ -352,31 +325,30 @@ def _feature_names(one: GateDataset, other: GateDataset) -> list[str]:
     return shared + [name for name in columns if name.startswith(EXTRA_PREFIX)]
 
 
-def _paired_numbers(one: Feature, other: Feature) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    edges = common_edges(one.values[np.isfinite(one.values)], other.values[np.isfinite(other.values)])
-    return histogram(one.values, edges), histogram(other.values, edges), ()
+def _compare_numbers(one: Side, other: Side, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns the counts of both sides in common bins, and their medians as text."""
+    values = one.database.column("SELECT value FROM first"), other.database.column("SELECT value FROM second")
+    edges = common_edges(*(side[np.isfinite(side)] for side in values))
+    medians = ", ".join(f"{name} {_median(side)}" for name, side in zip(names, values, strict=True))
+    return histogram(values[0], edges), histogram(values[1], edges), f"median: {medians}"
 
 
-def _paired_categories(one: Feature, other: Feature) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    names = tuple(dict.fromkeys([*(one.names or ()), *(other.names or ())]))
-    indices = {name: index for index, name in enumerate(names)}
-    counts = []
-    for feature in (one, other):
-        codes = np.array([indices[name] for name in feature.names or ()], np.int64)
-        counts.append(np.bincount(codes[feature.values], minlength=len(names)))
-    return counts[0], counts[1], names
-
-
-def _largest_difference(
-    categories: tuple[str, ...], first: np.ndarray, second: np.ndarray, sides: tuple[str, str]
-) -> str:
+def _compare_categories(one: Side, other: Side, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns the counts of both sides in all categories, and the largest difference as text."""
+    database = one.database
+    database.run(_CATEGORIES.format(table="first_categories", values="first"))
+    other.database.run(_CATEGORIES.format(table="second_categories", values="second"))
+    if other.database is not database:
+        database.run("DROP TABLE IF EXISTS second_categories")
+        batches = other.database.batches("SELECT * FROM second_categories")
+        database.insert_all("second_categories", (pa.Table.from_batches([batch]) for batch in batches))
+    database.run(_PAIRED_CATEGORIES)
+    first = database.column("SELECT first FROM categories ORDER BY number")
+    second = database.column("SELECT second FROM categories ORDER BY number")
     before, after = shares(first), shares(second)
     index = int(np.abs(before - after).argmax())
-    return f"{categories[index]}: {sides[0]} {before[index]:.1%}, {sides[1]} {after[index]:.1%}"
-
-
-def _medians(one: Feature, other: Feature, sides: tuple[str, str]) -> str:
-    return f"median: {sides[0]} {_median(one.values)}, {sides[1]} {_median(other.values)}"
+    (category,) = database.query("SELECT name FROM categories WHERE number = $n", n=index + 1)["name"].to_pylist()
+    return first, second, f"{category}: {names[0]} {before[index]:.1%}, {names[1]} {after[index]:.1%}"
 
 
 def _median(values: np.ndarray) -> str:

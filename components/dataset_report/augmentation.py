@@ -93,8 +93,8 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
         train = _picture_ops(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
         evaluation = _picture_ops(adapt_ops_to_records(evaluation_ops(options), images.dataset))
         room = Room(_ROOM_BYTES)
-        for index in _sample(images):
-            example = _example(images, album, index, (train, evaluation, options.seed), room)
+        for _, row in _sample(images):
+            example = _example(images, album, row, (train, evaluation, options.seed), room)
             examples += [example] if example else []
     except UsageError as error:
         problem = str(error)
@@ -140,28 +140,27 @@ def _picture_ops(ops: Sequence[Op]) -> list[Op]:
     return [op for op in ops if not isinstance(op, (MixingOp, Normalize))]
 
 
-def _sample(images: Images) -> list[int]:
-    """Returns rows of the first split, from each class in turn."""
-    first = next(iter(images.dataset.splits))
-    rows = [int(index) for index in np.flatnonzero(images.splits == first)]
-    by_class: dict[tuple[str, ...], list[int]] = {}
-    for index in rows:
-        by_class.setdefault(images.labels[index], []).append(index)
-    largest = max(map(len, by_class.values()), default=0)
-    ordered = [
-        members[turn]
-        for turn in range(min(largest, _MOST_IMAGES))
-        for members in by_class.values()
-        if turn < len(members)
-    ]
-    return sorted(ordered[:_MOST_IMAGES], key=lambda index: (images.labels[index], index))
+# The first images of each class, from each class in turn.
+_SAMPLE = """
+    SELECT row FROM (
+        SELECT row, row_number() OVER (PARTITION BY labels ORDER BY row) AS nth,
+            min(row) OVER (PARTITION BY labels) AS first
+        FROM images WHERE place = $split)
+    ORDER BY nth, first LIMIT $most"""
+
+
+def _sample(images: Images) -> list[tuple[int, dict[str, Any]]]:
+    """Returns numbers and rows of images of the first split, from each class in turn."""
+    split = next(iter(images.dataset.splits))
+    numbers = images.database.column(_SAMPLE, split=split, most=_MOST_IMAGES).tolist()
+    rows = [(number, images.row(number)) for number in numbers]
+    return sorted(rows, key=lambda item: (images.labels(item[1]), item[0]))
 
 
 def _example(
-    images: Images, album: Album, index: int, chains: tuple[Sequence[Op], Sequence[Op], int], room: Room
+    images: Images, album: Album, row: Mapping[str, Any], chains: tuple[Sequence[Op], Sequence[Op], int], room: Room
 ) -> Example | None:
     train, evaluation, seed = chains
-    row = images.row(index)
     values = album.values(row)
     stored = room.take(album.picture(row, values, _SIDE_PX, _MOST_PIXELS))
     if stored is None or stored.remark:
@@ -173,7 +172,7 @@ def _example(
         return None
     return Example(
         key=shown.place(row["key"]),
-        label=shown.text(", ".join(images.labels[index]), 60),
+        label=shown.text(", ".join(images.labels(row)), 60),
         stored=stored,
         training=[picture for picture in training if picture],
         evaluation=evaluated,

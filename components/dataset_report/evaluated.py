@@ -100,6 +100,10 @@ class Mistakes:
     split: str
 
 
+_FIRST_RECORDS = """
+    SELECT row, label_index FROM images WHERE place = $split ORDER BY shard, "offset" LIMIT $most"""
+
+
 def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES) -> Predictions:
     """Returns predictions for the evaluation split, the second one if there are several.
 
@@ -119,9 +123,8 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
             f"the images have {LABEL_KINDS[dataset.label_kind]}; a report with a model needs one label per image"
         )
     split = list(dataset.splits)[min(1, len(dataset.splits) - 1)]
-    in_split = images.is_written & (images.splits == split)
-    order = np.lexsort((images.numbers("offset"), images.numbers("shard")))
-    rows = order[in_split[order]][:most]
+    first = images.database.query(_FIRST_RECORDS, split=split, most=most)
+    rows = first["row"].to_numpy()
     loaded = load_model(model)
     _check_labels(loaded.labels, dataset.labels)
     probabilities = np.concatenate(
@@ -129,9 +132,9 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
     )
     return Predictions(
         split=split,
-        images=int(in_split.sum()),
+        images=images.database.number("SELECT count(*) FROM images WHERE place = $split", split=split),
         rows=rows,
-        true=images.numbers("label_index")[rows],
+        true=first["label_index"].to_numpy(),
         predicted=probabilities.argmax(1),
         probabilities=probabilities,
     )

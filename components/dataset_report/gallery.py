@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from beam_jobs import storage
@@ -131,22 +130,28 @@ def gallery(images: Images, album: Album) -> Gallery:
     )
 
 
-def _counts(images: Images) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for index in np.flatnonzero(images.is_written).tolist():
-        counts.update((label, images.splits[index]) for label in images.labels[index])
-    return counts
+_COUNTS = """
+    SELECT classes.label, place, count(*) AS images FROM classes JOIN images USING (row) WHERE shard >= 0
+    GROUP BY classes.label, place"""
+_SAMPLE = """
+    SELECT label, place, row FROM (
+        SELECT classes.label, place, row, row_number() OVER (PARTITION BY classes.label, place ORDER BY row) AS nth
+        FROM classes JOIN images USING (row) WHERE shard >= 0)
+    WHERE nth <= $most ORDER BY row"""
+
+
+def _counts(images: Images) -> dict[tuple[str, str], int]:
+    rows = images.database.query(_COUNTS).to_pylist()
+    return {(row["label"], row["place"]): row["images"] for row in rows}
 
 
 def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[str, str], list[int]]:
     most = max(1, min(_MOST_PER_STRIP, _MOST_IMAGES // strips))
     sample: dict[tuple[str, str], list[int]] = defaultdict(list)
     allowed = set(labels)
-    for index in np.flatnonzero(images.is_written).tolist():
-        for label in images.labels[index]:
-            strip = sample[label, images.splits[index]] if label in allowed else None
-            if strip is not None and len(strip) < most:
-                strip.append(index)
+    for row in images.database.query(_SAMPLE, most=most).to_pylist():
+        if row["label"] in allowed:
+            sample[row["label"], row["place"]].append(row["row"])
     return sample
 
 
@@ -247,48 +252,51 @@ def duplicates(images: Images, album: Album, column: str, room: Room) -> Duplica
     Raises:
       CorruptDataset: a record is damaged.
     """
-    sets: dict[str, list[int]] = defaultdict(list)
-    for index, name in enumerate(images.table[column].to_pylist()):
-        if name:
-            sets[name].append(index)
-    conflicts = {name for name, rows in sets.items() if len({images.labels[index] for index in rows}) > 1}
-    leaks = {name for name, rows in sets.items() if len({images.splits[index] for index in rows} - {DROPPED}) > 1}
-    order = sorted(sets, key=lambda name: (name not in leaks, name not in conflicts, -len(sets[name]), name))
+    images.database.run(_SETS.format(column=column))
+    totals = images.database.query(_SET_TOTALS).to_pylist()[0]
     return Duplicates(
         clusters=[
             Cluster(
-                name=name,
-                members=_members(images, album, sets[name], room, column == "cluster"),
-                size=len(sets[name]),
-                is_conflict=name in conflicts,
-                is_leak=name in leaks,
+                name=one["name"],
+                members=_members(images, album, column, one["name"], room),
+                size=one["size"],
+                is_conflict=one["is_conflict"],
+                is_leak=one["is_leak"],
             )
-            for name in order[:_MOST_SETS]
+            for one in images.database.query(_FIRST_SETS, most=_MOST_SETS).to_pylist()
         ],
-        sets=len(sets),
-        images=sum(map(len, sets.values())),
-        conflicts=len(conflicts),
-        leaks=len(leaks),
+        **{name: int(total or 0) for name, total in totals.items()},
     )
 
 
-def _members(images: Images, album: Album, indices: Sequence[int], room: Room, equal: bool) -> list[Member]:
-    keys = images.table["key"].take(np.asarray(indices)).to_pylist()
-    ordered = sorted(zip(indices, keys, strict=True), key=lambda item: (not images.is_written[item[0]], item[1]))
+_SETS = """
+    CREATE OR REPLACE TABLE sets AS
+    SELECT {column} AS name, count(*) AS size, count(DISTINCT labels) > 1 AS is_conflict,
+        count(DISTINCT split) FILTER (shard >= 0) > 1 AS is_leak
+    FROM images WHERE {column} <> '' GROUP BY {column}"""
+_SET_TOTALS = """
+    SELECT count(*) AS sets, sum(size) AS images, count_if(is_conflict) AS conflicts, count_if(is_leak) AS leaks
+    FROM sets"""
+_FIRST_SETS = "SELECT * FROM sets ORDER BY NOT is_leak, NOT is_conflict, size DESC, name LIMIT $most"
+_MEMBERS = "SELECT row FROM images WHERE {column} = $name ORDER BY shard < 0, key LIMIT $most"
+
+
+def _members(images: Images, album: Album, column: str, name: str, room: Room) -> list[Member]:
     members: list[Member] = []
-    for index, key in ordered[:_MOST_MEMBERS]:
-        row = images.row(index)
-        if images.is_written[index]:
+    for number in images.database.column(_MEMBERS.format(column=column), name=name, most=_MOST_MEMBERS).tolist():
+        row = images.row(number)
+        is_written = row["shard"] >= 0
+        if is_written:
             picture = album.render(row, _DUPLICATE_SIDE_PX, room)
         else:
             # A dropped copy has no record, but its stored copy is the same image.
-            first = members[0].picture if equal and members else None
+            first = members[0].picture if column == "cluster" and members else None
             picture = room.take(first) if first else None
         members.append(
             Member(
-                key=shown.place(key, 80),
-                labels=shown.text(", ".join(images.labels[index]), 60),
-                split=str(images.splits[index]),
+                key=shown.place(row["key"], 80),
+                labels=shown.text(", ".join(images.labels(row)), 60),
+                split=row["split"] if is_written else DROPPED,
                 picture=picture,
                 facts=images.facts(row, columns=0),
             )

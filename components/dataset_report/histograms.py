@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -219,24 +217,26 @@ class Distributions:
 def distributions(images: Images) -> Distributions:
     """Counts size, aspect, bytes, brightness, channels and user columns of the written images, for each split."""
     splits = list(images.dataset.splits)[:_MAX_SPLITS]
-    rows = {split: np.flatnonzero(images.splits == split) for split in splits}
     numbers = []
-    for title, values in _columns(images).items():
-        by_split = {split: values[indices] for split, indices in rows.items()}
+    for title, value in _number_columns(images.dataset).items():
+        query = _IMAGE_VALUES.format(value=value)
+        by_split = {split: images.database.column(query, split=split) for split in splits}
         numbers.append(histogram(title, by_split, _LEVELS if _IN_LEVELS in title else None))
-    extras, left_out = _extras(images)
+    columns = dict(zip(*images.database.query(_USER_COLUMNS).to_pydict().values(), strict=True))
     names = []
-    for title, column in extras.items():
-        if all(isinstance(value, (int, float)) for items in column.values() for value in items):
-            numbers.append(histogram(title, {split: np.asarray(column[split], np.float64) for split in splits}))
+    for name in sorted(columns)[:_MAX_COLUMNS]:
+        title = shown.text(name, 60)
+        if columns[name]:
+            by_split = {split: images.database.column(_COLUMN_VALUES, split=split, name=name) for split in splits}
+            numbers.append(histogram(title, by_split))
         else:
-            names.append(top_values(title, {split: column[split] for split in splits}))
+            names.append(_top_values(images, title, name, splits))
     return Distributions(
         numbers=[chart for chart in numbers if chart.lines],
         names=names,
         splits=splits,
         splits_left_out=len(images.dataset.splits) - len(splits),
-        columns_left_out=left_out,
+        columns_left_out=max(0, len(columns) - _MAX_COLUMNS),
     )
 
 
@@ -266,59 +266,54 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
     return Histogram(title=title, lines=lines, bins=_bins(edges, counts), ticks=ticks, is_log=is_log, note=note)
 
 
-def top_values(title: str, values: Mapping[str, Sequence[Any]]) -> TopValues:
-    """Returns the most frequent values of a column of names.
+_IMAGE_VALUES = "SELECT ({value})::DOUBLE FROM images WHERE place = $split"
+_USER_COLUMNS = "SELECT name, bool_and(number IS NOT NULL) FROM user_values GROUP BY name"
+_COLUMN_VALUES = "SELECT number FROM user_values WHERE name = $name AND place = $split"
+_TEXT_COUNTS = """
+    CREATE OR REPLACE TABLE texts AS SELECT text, place, count(*) AS images FROM user_values
+    WHERE name = $name AND list_contains($splits, place) GROUP BY text, place"""
+_TEXT_TOTALS = "SELECT place, sum(images)::BIGINT FROM texts GROUP BY place"
+_FIRST_TEXTS = """
+    SELECT text, place, images FROM texts JOIN (
+        SELECT text, sum(images) AS total FROM texts GROUP BY text ORDER BY total DESC, text LIMIT $most) AS first
+    USING (text) ORDER BY total DESC, text"""
 
-    Args:
-      title: name of the column.
-      values: split -> values, one per image with a value.
-    """
-    counts = {split: Counter(map(str, items)) for split, items in values.items()}
-    total: Counter[str] = Counter()
-    for counter in counts.values():
-        total.update(counter)
-    first = sorted(total, key=lambda value: (-total[value], value))[:_MAX_VALUES]
+
+def _top_values(images: Images, title: str, name: str, splits: Sequence[str]) -> TopValues:
+    """Returns the most frequent values of a user column of names."""
+    images.database.run(_TEXT_COUNTS, name=name, splits=list(splits))
+    totals = dict(zip(*images.database.query(_TEXT_TOTALS).to_pydict().values(), strict=True))
+    counts: dict[str, dict[str, int]] = {}
+    for row in images.database.query(_FIRST_TEXTS, most=_MAX_VALUES).to_pylist():
+        counts.setdefault(row["text"], {})[row["place"]] = row["images"]
     return TopValues(
         title=title,
         values=[
             Value(
-                text=shown.text(value, 60),
+                text=shown.text(text, 60),
                 bars=[
-                    (split, counter[value] / max(1, counter.total()), counter[value])
-                    for split, counter in counts.items()
+                    (split, by_split.get(split, 0) / max(1, totals.get(split, 0)), by_split.get(split, 0))
+                    for split in splits
                 ],
             )
-            for value in first
+            for text, by_split in counts.items()
         ],
-        left_out=len(total) - len(first),
+        left_out=images.database.number("SELECT count(DISTINCT text) FROM texts") - len(counts),
     )
 
 
-def _columns(images: Images) -> dict[str, np.ndarray]:
-    height, width = images.numbers("height"), images.numbers("width")
+def _number_columns(dataset: Manifest) -> dict[str, str]:
+    """Returns title -> expression of the numbers of an image."""
     columns = {
-        "Short side (pixels)": np.minimum(height, width),
-        "Aspect (width : height)": width / height,
-        "File size (kB)": images.numbers("bytes") / 1e3,
+        "Short side (pixels)": "least(height, width)",
+        "Aspect (width : height)": "width / height",
+        "File size (kB)": "bytes / 1e3",
     }
-    if images.dataset.channels is not None:
-        means = images.channels("mean_rgb").astype(np.float64)
-        columns["Brightness (0-255)"] = means.mean(1)
-        columns |= {f"{name} mean (0-255)": means[:, index] for index, name in enumerate(("Red", "Green", "Blue"))}
+    if dataset.channels is not None:
+        columns["Brightness (0-255)"] = "(mean_rgb[1]::DOUBLE + mean_rgb[2] + mean_rgb[3]) / 3"
+        for index, name in enumerate(("Red", "Green", "Blue"), 1):
+            columns[f"{name} mean (0-255)"] = f"mean_rgb[{index}]"
     return columns
-
-
-def _extras(images: Images) -> tuple[dict[str, dict[str, list]], int]:
-    """Returns user column -> split -> values, lists as single values; and the number of columns that are not shown."""
-    columns: dict[str, dict[str, list]] = {}
-    for split, is_written, row in zip(images.splits, images.is_written, images.extras(), strict=True):
-        if not is_written:
-            continue
-        for name, value in row.items():
-            column = columns.setdefault(name, defaultdict(list))
-            column[split] += value if isinstance(value, list) else [value]
-    names = sorted(columns)
-    return {shown.text(name, 60): columns[name] for name in names[:_MAX_COLUMNS]}, max(0, len(names) - _MAX_COLUMNS)
 
 
 def _edges(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:

@@ -17,7 +17,7 @@ from components.dataset_report.card import verdict as verdict_view
 from components.dataset_report.evaluated import evaluation_view, predict, worst_mistakes
 from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates, gallery, rejects
 from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions
-from components.dataset_report.shown import Album, Images, Room
+from components.dataset_report.shown import Album, Room, open_images
 from components.evaluation import Evaluation
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -60,30 +60,30 @@ def render(
       CorruptDataset: a file of the dataset is damaged.
     """
     dataset = manifest.load(directory)
-    images = Images(schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     rejected = schemas.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
     room = Room(DUPLICATES_ROOM_BYTES)
-    predictions = predict(images, directory, model) if model else None
-    return render_page(
-        _TEMPLATES,
-        "page",
-        {
-            "dataset": dataset,
-            "card": card(dataset, lookup.find_leaks(images.table, kinds)),
-            "verdict": None if verdict is None else verdict_view(verdict),
-            "balance": balance(dataset),
-            "gallery": gallery(images, album),
-            "distributions": distributions(images),
-            "chart": {"width": WIDTH, "height": HEIGHT},
-            "rejects": rejects(rejected, source),
-            "exact": duplicates(images, album, "cluster", room),
-            "near": duplicates(images, album, "near", room),
-            "augmentation": None if input_options is None else augmentation(images, album, input_options),
-            "evaluation": evaluation_view(evaluation, predictions, dataset.labels),
-            "mistakes": None if predictions is None else worst_mistakes(images, album, predictions),
-            "run": None if run is None else run_view(run),
-        },
-        _FILTERS,
-    )
+    with open_images(directory, dataset) as images:
+        predictions = predict(images, directory, model) if model else None
+        return render_page(
+            _TEMPLATES,
+            "page",
+            {
+                "dataset": dataset,
+                "card": card(dataset, lookup.find_leaks(images.database, kinds)),
+                "verdict": None if verdict is None else verdict_view(verdict),
+                "balance": balance(dataset),
+                "gallery": gallery(images, album),
+                "distributions": distributions(images),
+                "chart": {"width": WIDTH, "height": HEIGHT},
+                "rejects": rejects(rejected, source),
+                "exact": duplicates(images, album, "cluster", room),
+                "near": duplicates(images, album, "near", room),
+                "augmentation": None if input_options is None else augmentation(images, album, input_options),
+                "evaluation": evaluation_view(evaluation, predictions, dataset.labels),
+                "mistakes": None if predictions is None else worst_mistakes(images, album, predictions),
+                "run": None if run is None else run_view(run),
+            },
+            _FILTERS,
+        )

@@ -1,23 +1,22 @@
 """Contents of the sections of the page: names, numbers and paths as text, rows of `images.parquet`, and pictures.
 
-The templates escape the texts. Columns are arrays; single rows are read on demand. A picture is a `data:` URL, and the
+The templates escape the texts. Counts are queries; single rows are read on demand. A picture is a `data:` URL, and the
 total size of the pictures of a section is limited.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from beam_jobs.common import strings
-from beam_jobs.dataset import record, schemas
+from beam_jobs.dataset import lookup, record, schemas
 from beam_jobs.dataset.lookup import read_row_record
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset
@@ -25,6 +24,7 @@ from beam_jobs.images import sandbox, thumbnail
 from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
 from beam_jobs.rejects import RejectReason
+from beam_jobs.storage.database import Database
 
 _MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
@@ -87,49 +87,19 @@ class Images:
     """The images of a dataset, dropped ones included.
 
     Attributes:
-      table: the rows of `images.parquet`.
+      database: the rows of `images.parquet` as the table `images`, with `place`, the split or `DROPPED` for an image
+        without a record, and `labels`, the classes as one text; the table `classes` with `row` and `label`, a row for
+        each class of an image, `NO_CLASS` without any; and `user_values`, the values of user columns of images with a
+        record, see `lookup.insert_columns`, with `place`.
       dataset: the manifest.
     """
 
-    table: pa.Table
+    database: Database
     dataset: Manifest
 
-    @cached_property
-    def labels(self) -> Sequence[tuple[str, ...]]:
-        """Class names of each row; `NO_CLASS` without any."""
-        if self.dataset.label_kind == "single":
-            return [(label,) for label in self.table["label"].to_pylist()]
-        parsed = map(schemas.parse_annotations, self.table["annotations"].to_pylist())
-        return [(annotations and annotations.labels) or (NO_CLASS,) for annotations in parsed]
-
-    @cached_property
-    def splits(self) -> np.ndarray:
-        """Split of each row, object[rows]; `DROPPED` for an image without a record."""
-        names = self.table["split"].to_numpy().astype(object)
-        names[~self.is_written] = DROPPED
-        return names
-
-    @cached_property
-    def is_written(self) -> np.ndarray:
-        """Whether each row has a record, bool[rows]."""
-        return np.asarray(self.table["shard"]) >= 0
-
-    def numbers(self, name: str) -> np.ndarray:
-        """Returns a column of numbers, [rows]."""
-        return self.table[name].to_numpy()
-
-    def channels(self, name: str) -> np.ndarray:
-        """Returns a column of three numbers, float32[rows, 3]."""
-        return schemas.triples(self.table[name])
-
-    def extras(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the user columns of each row."""
-        for cell in self.table["extra"].to_pylist():
-            yield schemas.cell(cell) if cell else {}
-
-    def row(self, index: int) -> dict[str, Any]:
-        """Returns a row with all columns."""
-        return self.table.slice(index, 1).to_pylist()[0]
+    def row(self, number: int) -> dict[str, Any]:
+        """Returns the row of a number with all columns of `images.parquet`."""
+        return self.database.query(_ROW, number=number).to_pylist()[0]
 
     def facts(self, row: Mapping[str, Any], columns: int = _MOST_COLUMNS) -> Facts:
         """Returns names and values to display with the large picture of a row.
@@ -138,7 +108,7 @@ class Images:
           row: row of the table.
           columns: largest number of user columns.
         """
-        labels = self._row_labels(row)
+        labels = self.labels(row)
         pairs = [
             ("Image", place(row["key"])),
             ("Class", text(", ".join(labels))),
@@ -154,11 +124,49 @@ class Images:
         pairs += [(text(name, 60), text(extra[name], 80)) for name in sorted(extra)[:columns]]
         return tuple((name, value) for name, value in pairs if value)
 
-    def _row_labels(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def labels(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the class names of a row; `NO_CLASS` without any."""
         if self.dataset.label_kind == "single":
             return (row["label"],)
         annotations = schemas.parse_annotations(row["annotations"])
         return (annotations and annotations.labels) or (NO_CLASS,)
+
+
+_ROW = "SELECT * EXCLUDE (row, place, labels) FROM images WHERE row = $number"
+_IMAGES = """
+    CREATE TABLE images AS
+    SELECT *, CASE WHEN shard >= 0 THEN split ELSE '{dropped}' END AS place, {labels} AS labels FROM rows"""
+_SEVERAL_LABELS = "regexp_replace(regexp_extract(annotations, '{labels_re}', 1), '^(null|\\[\\])$', '')"
+_ONE_CLASS = "CREATE TABLE classes AS SELECT row, label FROM images"
+_CLASSES = """
+    CREATE TABLE classes AS SELECT row, label FROM labels
+    UNION ALL SELECT row, '{no_class}' AS label FROM images ANTI JOIN labels USING (row)"""
+
+
+_USER_VALUES = """
+    CREATE VIEW user_values AS SELECT columns.*, place FROM columns JOIN images USING (row) WHERE shard >= 0"""
+
+
+@contextlib.contextmanager
+def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
+    """Yields the images of a dataset, whose rows are in a database until the end of the block.
+
+    Raises:
+      CorruptDataset: `images.parquet` is damaged.
+    """
+    is_single = dataset.label_kind == "single"
+    labels = "label" if is_single else _SEVERAL_LABELS.format(labels_re=schemas.LABELS_RE)
+    with lookup.open_images(directory, schemas.IMAGES.names, "rows") as database:
+        database.run(_IMAGES.format(dropped=DROPPED, labels=labels))
+        database.run("DROP TABLE rows")
+        lookup.insert_columns(database, directory)
+        database.run(_USER_VALUES)
+        if is_single:
+            database.run(_ONE_CLASS)
+        else:
+            lookup.insert_labels(database, directory)
+            database.run(_CLASSES.format(no_class=NO_CLASS))
+        yield Images(database, dataset)
 
 
 def _source_size(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.runners.local import Options as LocalEngine
+from beam_jobs.runners import LocalEngine
 from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.fingerprint import source_fingerprint
 from beam_jobs.sources.row_reader import allowed_buckets, parse_bucket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
-from components.dataset_gate.drift_and_skew import GateDataset, load_dataset
+from components.dataset_gate.drift_and_skew import GateDataset, open_dataset
 from tests.make_images import crop, encode
 
 SIDE = 40
@@ -134,11 +135,12 @@ _FOR_TESTS = {"max_reject_ratio": 0.5, "splits": {"train": 0.5, "eval": 0.5}}
 
 @dataclass
 class Library:
-    """Makes each dataset when it is asked for, once."""
+    """Makes each dataset when it is asked for, once, and opens it until the library is closed."""
 
     root: Path
 
     def __post_init__(self):
+        self.stack = contextlib.ExitStack()
         self.load = functools.cache(self._load)
         self.path = functools.cache(self._path)
 
@@ -147,4 +149,7 @@ class Library:
         return ingest(self.root / name.replace(" ", "_"), rows, **{**_FOR_TESTS, **options})
 
     def _load(self, name: str) -> GateDataset:
-        return load_dataset(str(self.path(name)))
+        return self.open(self.path(name))
+
+    def open(self, path: Path) -> GateDataset:
+        return self.stack.enter_context(open_dataset(str(path)))

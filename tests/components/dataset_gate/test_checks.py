@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.storage.database import open_database
 from components.dataset_gate.checks import check_anomalies, check_classes, check_dataset, count_anomalies
 from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import GateLimits
@@ -22,9 +24,17 @@ def anomalies(dataset: str = "", **features: str) -> anomalies_pb2.Anomalies:
     return found
 
 
-def classes(**splits: dict[str, int]) -> GateDataset:
-    """Split -> class -> images, without rows."""
-    return GateDataset(manifest_of(splits), pa.table({"annotations": pa.array([], pa.string())}))
+@pytest.fixture
+def described():
+    """Makes a dataset of a manifest; its images have objects, or not."""
+    with open_database("the test", 200) as database:
+
+        def make(dataset: Manifest, has_objects: bool = False) -> GateDataset:
+            database.run("DROP TABLE IF EXISTS images")
+            database.insert("images", pa.table({"has_objects": [has_objects]}))
+            return GateDataset(dataset, database)
+
+        yield make
 
 
 def test_every_anomalous_feature_of_a_split_is_a_finding_of_its_own():
@@ -64,22 +74,21 @@ def test_a_description_loses_its_full_stop_and_the_short_one_stands_in_for_none(
     assert [finding.value for finding in check_anomalies({"train": found}, GateLimits())] == ["Short", "Few"]
 
 
-def test_the_first_split_is_the_first_of_the_manifest_whatever_its_name():
-    dataset = classes(zoo={"cat": 5}, alpha={"dog": 1})
+def test_the_first_split_is_the_first_of_the_manifest_whatever_its_name(described):
+    dataset = described(manifest_of({"zoo": {"cat": 5}, "alpha": {"dog": 1}}))
     (finding,) = check_classes(dataset, GateLimits())
     assert (finding.split, finding.value) == ("alpha", "dog, absent from zoo")
 
 
-def test_labels_that_only_objects_have_are_no_missing_classes():
-    said = '{"labels": ["cat"], "objects": [{"label": "wheel"}]}'
-    for cell, missing in ((said, []), ("", ["without an image of wheel"])):
-        described = dataclasses.replace(manifest_of({"train": {"cat": 5}}), labels=("cat", "wheel"))
-        dataset = GateDataset(described, pa.table({"annotations": [cell]}))
+def test_labels_that_only_objects_have_are_no_missing_classes(described):
+    for has_objects, missing in ((True, []), (False, ["without an image of wheel"])):
+        labelled = dataclasses.replace(manifest_of({"train": {"cat": 5}}), labels=("cat", "wheel"))
+        dataset = described(labelled, has_objects)
         assert [finding.value for finding in check_classes(dataset, GateLimits())] == missing
 
 
-def test_long_lists_of_classes_are_cut():
-    dataset = classes(train={f"c{index}": 1 for index in range(8)})
+def test_long_lists_of_classes_are_cut(described):
+    dataset = described(manifest_of({"train": {f"c{index}": 1 for index in range(8)}}))
     (finding,) = check_classes(dataset, GateLimits(min_images_per_class=2))
     assert re.search(r"c4 with 1 image and 3 more$", finding.value)
     assert "c5" not in finding.value

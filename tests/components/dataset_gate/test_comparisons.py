@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.dataset import schemas
-from components.dataset_gate.drift_and_skew import _median, drift, load_dataset, skew
+from components.dataset_gate.drift_and_skew import _median, drift, skew
 from components.dataset_gate.limits import GateLimits
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
 
@@ -47,21 +47,21 @@ def test_every_comparison_equals_a_pandas_computation_on_the_table(library, name
         assert one.value == pytest.approx(expected, abs=1e-9), one.feature
 
 
-def test_a_column_of_numbers_is_compared_with_one_of_texts_as_text(tmp_path):
+def test_a_column_of_numbers_is_compared_with_one_of_texts_as_text(library, tmp_path):
     sets = {}
     for name, values in {"numbers": (1, 2), "texts": (1, "x")}.items():
         rows = [
             Row(f"{index}.jpg", photograph(index), "a", ("train", "eval")[index // 8], {"mixed": values[index % 2]})
             for index in range(16)
         ]
-        sets[name] = load_dataset(str(ingest(tmp_path / name, rows, splits={"train": 0.5, "eval": 0.5})))
-    assert sets["numbers"].features["extra/mixed"].names is None
+        sets[name] = library.open(ingest(tmp_path / name, rows, splits={"train": 0.5, "eval": 0.5}))
+    assert sets["numbers"].features["extra/mixed"].is_number
     found = {one.comparison.feature: one for one in drift(sets["texts"], sets["numbers"], "span 1", GateLimits())}
     assert found["extra/mixed"].comparison.measure == "l_infinity"
     assert found["extra/mixed"].comparison.value == 0.5
 
 
-def test_frames_of_one_video_do_not_count_as_independent_images(tmp_path):
+def test_frames_of_one_video_do_not_count_as_independent_images(library, tmp_path):
     """Two videos each in train and eval: with so few, any difference may be chance."""
     from beam_jobs.options import TableColumns
 
@@ -71,10 +71,10 @@ def test_frames_of_one_video_do_not_count_as_independent_images(tmp_path):
     ]
     rows = [row if index < 40 else Row(row.name, row.data, "a", "eval", row.extra) for index, row in enumerate(rows)]
     columns = TableColumns(split="split", group="video")
-    dataset = load_dataset(str(ingest(tmp_path / "videos", rows, columns, splits={"train": 0.5, "eval": 0.5})))
+    dataset = library.open(ingest(tmp_path / "videos", rows, columns, splits={"train": 0.5, "eval": 0.5}))
     by_video = {one.comparison.feature: one.comparison for one in skew(dataset, GateLimits())}
-    alone = load_dataset(
-        str(ingest(tmp_path / "frames", rows, TableColumns(split="split"), splits={"train": 0.5, "eval": 0.5}))
+    alone = library.open(
+        ingest(tmp_path / "frames", rows, TableColumns(split="split"), splits={"train": 0.5, "eval": 0.5})
     )
     by_frame = {one.comparison.feature: one.comparison for one in skew(alone, GateLimits())}
     assert by_video["image/brightness"].value == by_frame["image/brightness"].value
@@ -83,8 +83,8 @@ def test_frames_of_one_video_do_not_count_as_independent_images(tmp_path):
 
 def test_copies_of_an_image_count_as_one(library):
     for name, copies in {"sound": 0, "copy in one split": 1}.items():
-        units = library.load(name).units
-        assert len(units) - len(set(units.tolist())) == copies
+        images = library.load(name).database
+        assert images.number("SELECT count(*) - count(DISTINCT unit) FROM images") == copies
 
 
 @pytest.mark.parametrize(

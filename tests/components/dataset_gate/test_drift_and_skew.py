@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset.divergence import shares
-from components.dataset_gate.drift_and_skew import effective_size, jensen_shannon, l_infinity, sampling
+from beam_jobs.storage.database import open_database
+from components.dataset_gate.drift_and_skew import GateDataset, Side, jensen_shannon, l_infinity, sampling
+from tests.components.conftest import manifest_of
 
 
 @pytest.mark.parametrize(("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30)])
@@ -34,7 +37,10 @@ def test_sampling_of_a_million_categories_is_that_of_the_frequent():
 
 
 def test_images_that_belong_together_count_as_less():
-    alone = effective_size(np.arange(8), np.arange(8))
-    videos = effective_size(np.arange(8), np.array([0, 0, 0, 0, 1, 1, 1, 1]))
-    one_of_them = effective_size(np.arange(8), np.array([0, 0, 0, 0, 0, 0, 0, 1]))
-    assert (alone, videos, one_of_them) == (8, 2, 64 / 50)
+    alone, videos, one_of_them = "abcdefgh", "aaaabbbb", "aaaaaaab"
+    with open_database("the test", 200) as database:
+        sizes = []
+        for table, units in {"alone": alone, "videos": videos, "one_of_them": one_of_them}.items():
+            database.insert(table, pa.table({"unit": list(units)}))
+            sizes.append(Side(GateDataset(manifest_of({"train": {}}), database), "train", "").effective_size(table))
+    assert sizes == [8, 2, 64 / 50]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -154,14 +155,16 @@ def test_a_dataset_that_took_the_place_of_the_one_before_is_no_baseline(dataset,
     earlier = artifact(standard_artifacts.Examples, dataset)
     own = manifest.load(str(dataset)).digest
     earlier.set_string_custom_property("dataset_digest", own if digest == "its own" else digest)
-    baseline, reasons = load_baseline([earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
+    with contextlib.ExitStack() as stack:
+        baseline, reasons = load_baseline(stack, [earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
     assert (baseline is not None) is compared
     assert ("another dataset has replaced the previous one" in " ".join(reasons)) is not compared
 
 
 def test_a_baseline_that_is_gone_is_named_without_its_path(tmp_path):
     earlier = artifact(standard_artifacts.Examples, tmp_path / "gone")
-    baseline, [reason] = load_baseline([earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
+    with contextlib.ExitStack() as stack:
+        baseline, [reason] = load_baseline(stack, [earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
     assert baseline is None
     assert reason.startswith("drift was not measured: the previous dataset is not a dataset")
     assert str(tmp_path) not in reason

@@ -1,31 +1,38 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs.dataset import schemas
-from components.dataset_gate.drift_and_skew import features
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.types import Annotations
+from components.dataset_gate.drift_and_skew import open_dataset
 from components.dataset_gate.limits import FACTS, full_name, is_feature, short_name
+from tests.beam_jobs.make_rows import make_ref
+from tests.components.conftest import manifest_of
 
 
-def images(extra=("{}",), labels=("a",), annotations=None) -> pa.Table:
-    count = max(len(extra), len(labels), len(annotations or ()))
-    columns = {
-        "label": list(labels) * (count // len(labels)),
-        "format": ["jpeg"] * count,
-        "height": [30] * count,
-        "width": [60] * count,
-        "bytes": [1000] * count,
-        "mean_rgb": [[10.0, 20.0, 60.0]] * count,
-        "extra": list(extra) * (count // len(extra)),
-        "annotations": annotations or [""] * count,
-    }
-    return pa.table({name: pa.array(values, schemas.IMAGES.field(name).type) for name, values in columns.items()})
+@pytest.fixture
+def values_of(tmp_path):
+    """Returns the values of a feature with the row of each, for images with these cells of the table."""
 
+    def values(name, extra=("{}",), annotations=("",), label_kind="single", as_categories=False):
+        count = max(len(extra), len(annotations))
+        cells = {"extra": [*extra] * (count // len(extra)), "annotations": [*annotations] * (count // len(annotations))}
+        empty = {pa.string(): "", pa.int64(): 1, pa.list_(pa.float32()): [10.0, 20.0, 60.0]}
+        columns = {field.name: cells.get(field.name, [empty[field.type]] * count) for field in schemas.IMAGES}
+        schemas.write_table(str(tmp_path / "images.parquet"), pa.table(columns, schemas.IMAGES))
+        manifest.write(dataclasses.replace(manifest_of({"train": {"a": count}}), label_kind=label_kind), str(tmp_path))
+        with open_dataset(str(tmp_path)) as dataset:
+            feature = dataset.features[name]
+            feature = feature.as_categories() if as_categories else feature
+            parameters = {"column": feature.column} if feature.column else {}
+            found = dataset.database.query(f"SELECT * FROM ({feature.query}) ORDER BY row", **parameters)
+        return found["value"].to_pylist(), found["row"].to_pylist()
 
-def values_of(feature) -> list:
-    return feature.values.tolist() if feature.names is None else [feature.names[code] for code in feature.values]
+    return values
 
 
 @pytest.mark.parametrize(
@@ -36,23 +43,22 @@ def values_of(feature) -> list:
         (['{"x": 1}', '{"x": "q"}'], ["1", "q"], [0, 1]),
     ],
 )
-def test_user_columns(extra, expected, owners):
-    found = features(images(extra), "single", channel_statistics=True)["extra/x"]
-    assert values_of(found) == expected
-    assert found.owners.tolist() == owners
+def test_user_columns(values_of, extra, expected, owners):
+    assert values_of("extra/x", extra) == (expected, owners)
 
 
-def test_a_missing_number_is_not_a_number_and_as_a_category_missing():
-    found = features(images(['{"x": 1}', "{}"]), "single", channel_statistics=True)["extra/x"]
-    assert np.isnan(found.values[1])
-    assert values_of(found.as_categories()) == ["1", "(missing)"]
+def test_a_missing_number_is_not_a_number_and_as_a_category_missing(values_of):
+    extra = ['{"x": 1}', "{}"]
+    assert np.isnan(values_of("extra/x", extra)[0][1])
+    assert values_of("extra/x", extra, as_categories=True) == (["1", "(missing)"], [0, 1])
 
 
-def test_every_label_of_an_image_counts_and_one_without_labels_is_missing():
-    said = ['{"labels": ["a", "b"]}', '{"labels": []}', "", '{"labels": null}']
-    found = features(images(annotations=said), "multi", channel_statistics=True)["image/class/text"]
-    assert values_of(found) == ["a", "b", "(missing)", "(missing)", "(missing)"]
-    assert values_of(found.select(np.array([True, False, False, True]))) == ["a", "b", "(missing)"]
+def test_every_label_of_an_image_counts_and_one_without_labels_is_missing(values_of):
+    labelled = [make_ref(annotations=Annotations(labels=labels)) for labels in (("a", "b"), (), None)]
+    first, second, last = (schemas.ref_row(ref)["annotations"] for ref in labelled)
+    said = [first, second, "", last]
+    found = values_of("image/class/text", annotations=said, label_kind="multi")
+    assert found == (["a", "b", "(missing)", "(missing)", "(missing)"], [0, 0, 1, 2, 3])
 
 
 def test_names_have_two_spellings():

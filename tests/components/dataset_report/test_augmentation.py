@@ -7,22 +7,21 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.augmentation import TRAINING_INPUTS, apply_chain, augmentation
-from components.dataset_report.shown import Album, Images
+from components.dataset_report.shown import Album, open_images
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg
 
 
 def view(made, **options):
     dataset = manifest.load(str(made))
-    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
-    return augmentation(images, Album(str(made), dataset), options)
+    with open_images(str(made), dataset) as images:
+        return augmentation(images, Album(str(made), dataset), options)
 
 
 def records(made) -> dict[str, dict]:
     dataset = manifest.load(str(made))
-    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
     album = Album(str(made), dataset)
-    rows = [images.row(index) for index in range(images.table.num_rows)]
+    rows = schemas.read_published(str(made / "images.parquet")).to_pylist()
     return {row["key"]: album.values(row) for row in rows if row["split"] == "train"}
 
 

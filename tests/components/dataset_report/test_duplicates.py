@@ -5,19 +5,20 @@ import io
 import pytest
 from PIL import Image
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates
-from components.dataset_report.shown import Album, Images, Room
+from components.dataset_report.shown import Album, Room, open_images
 from tests.components.dataset_report.page import ingest
 from tests.make_images import crop, png
 
 
 def found_in(made, column="cluster", room=None):
     dataset = manifest.load(str(made))
-    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
-    return duplicates(images, Album(str(made), dataset), column, Room(DUPLICATES_ROOM_BYTES if room is None else room))
+    room = Room(DUPLICATES_ROOM_BYTES if room is None else room)
+    with open_images(str(made), dataset) as images:
+        return duplicates(images, Album(str(made), dataset), column, room)
 
 
 @pytest.mark.parametrize(("policy", "split"), [("keep", "train"), ("drop", "dropped")])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.evaluated import (
@@ -17,7 +17,7 @@ from components.dataset_report.evaluated import (
     predict,
     worst_mistakes,
 )
-from components.dataset_report.shown import Album, Images
+from components.dataset_report.shown import Album
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode, png
@@ -45,10 +45,6 @@ def bright_or_dark(tmp_path_factory):
     return path
 
 
-def images_of(made) -> Images:
-    return Images(schemas.read_published(str(made / "images.parquet")), manifest.load(str(made)))
-
-
 def predictions(true: list[int], said: list[int], certainty: list[float], classes: int = 3) -> Predictions:
     probabilities = np.full((len(true), classes), 0.0, np.float32)
     probabilities[np.arange(len(true)), said] = certainty
@@ -62,7 +58,7 @@ def predictions(true: list[int], said: list[int], certainty: list[float], classe
     )
 
 
-def test_the_model_is_asked_about_every_image_of_the_held_back_split(dataset, always_first_class):
+def test_the_model_is_asked_about_every_image_of_the_held_back_split(dataset, always_first_class, images_of):
     images = images_of(dataset)
     found = predict(images, str(dataset), str(always_first_class))
     made = manifest.load(str(dataset))
@@ -77,7 +73,7 @@ def test_the_model_is_asked_about_every_image_of_the_held_back_split(dataset, al
     )
 
 
-def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or_dark):
+def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or_dark, images_of):
     files = {f"{name}/{index}.png": flat(level + index) for name, level in LEVELS.items() for index in range(20)}
     made = ingest(tmp_path, files, splits={"train": 0.5, "eval": 0.5}, shards=2)
     found = predict(images_of(made), str(made), str(bright_or_dark))
@@ -85,7 +81,7 @@ def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or
     assert found.predicted.tolist() == found.true.tolist()
 
 
-def test_only_so_many_images_are_asked_about(dataset, always_first_class):
+def test_only_so_many_images_are_asked_about(dataset, always_first_class, images_of):
     found = predict(images_of(dataset), str(dataset), str(always_first_class), most=3)
     assert (len(found.rows), len(found.predicted)) == (3, 3)
     assert evaluation_view(None, found, ["china", "flower"]).note == (
@@ -93,7 +89,7 @@ def test_only_so_many_images_are_asked_about(dataset, always_first_class):
     )
 
 
-def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class):
+def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class, images_of):
     files = {f"{label}/{index}.png": png(index) for label in ("china", "flower") for index in range(4)}
     made = ingest(tmp_path, files, pixels=PixelOptions(policy="raw", side_px=8))
     model = tmp_path / "model"
@@ -113,13 +109,13 @@ def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class):
         ({"a/1.png": 1, "b/1.png": 2}, "class 0 of the model is 'china', of the dataset 'a'"),
     ],
 )
-def test_a_model_of_another_dataset_is_refused(tmp_path, always_first_class, files, message):
+def test_a_model_of_another_dataset_is_refused(tmp_path, always_first_class, files, message, images_of):
     made = ingest(tmp_path, {name: png(seed) for name, seed in files.items()})
     with pytest.raises(OptionError, match=message):
         predict(images_of(made), str(made), str(always_first_class))
 
 
-def test_what_is_no_model_of_ours_is_refused(dataset, tmp_path):
+def test_what_is_no_model_of_ours_is_refused(dataset, tmp_path, images_of):
     with pytest.raises(OptionError, match="holds no model"):
         predict(images_of(dataset), str(dataset), str(tmp_path))
     tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
@@ -127,7 +123,7 @@ def test_what_is_no_model_of_ours_is_refused(dataset, tmp_path):
         predict(images_of(dataset), str(dataset), str(tmp_path / "other"))
 
 
-def test_the_most_certain_mistakes_come_first(dataset):
+def test_the_most_certain_mistakes_come_first(dataset, images_of):
     images = images_of(dataset)
     found = worst_mistakes(
         images, Album(str(dataset), images.dataset), predictions([0, 1, 0, 1], [0, 0, 1, 0], [1, 0.6, 0.9, 0.7])
@@ -139,7 +135,7 @@ def test_the_most_certain_mistakes_come_first(dataset):
     assert (found.wrong, found.predicted) == (3, 4)
 
 
-def test_what_the_page_measures_is_what_tfma_measures(dataset, always_first_class, evaluation_dir):
+def test_what_the_page_measures_is_what_tfma_measures(dataset, always_first_class, evaluation_dir, images_of):
     labels = manifest.load(str(dataset)).labels
     asked = measure(predict(images_of(dataset), str(dataset), str(always_first_class)), labels)
     known = load_evaluation(str(evaluation_dir), labels)

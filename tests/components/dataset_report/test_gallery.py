@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from beam_jobs.dataset import manifest, record, schemas
+from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import CorruptDataset
 from components.dataset_report import gallery as module
 from components.dataset_report.gallery import gallery
 from components.dataset_report.histograms import balance
 from components.dataset_report.render import render
-from components.dataset_report.shown import Album, Images
+from components.dataset_report.shown import Album, open_images
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.conftest import manifest_of
 from tests.components.dataset_report.page import ingest, pixels
@@ -18,8 +18,8 @@ from tests.make_images import encode, png
 
 def gallery_of(made):
     dataset = manifest.load(str(made))
-    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
-    return gallery(images, Album(str(made), dataset))
+    with open_images(str(made), dataset) as images:
+        return gallery(images, Album(str(made), dataset))
 
 
 def test_every_class_and_split_has_a_strip_of_its_first_images(dataset):

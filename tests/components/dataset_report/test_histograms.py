@@ -4,11 +4,10 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
-from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram, top_values
+from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram
 from components.dataset_report.shown import Images
 
 
@@ -20,10 +19,6 @@ def counts_of(chart, split: str) -> list[int]:
 def heights_of(line) -> list[float]:
     """Height of each step of a path, of the whole chart."""
     return [HEIGHT - float(part.split("H")[0]) for part in line.edge.split("V")[1:-1]]
-
-
-def images_of(dataset) -> Images:
-    return Images(schemas.read_published(str(dataset / "images.parquet")), manifest.load(str(dataset)))
 
 
 def test_every_value_is_counted_once_in_its_bin():
@@ -73,17 +68,21 @@ def test_what_is_not_finite_is_left_out_and_said():
     assert histogram("x", {"train": np.array([np.nan])}).lines == ()
 
 
-def test_the_most_frequent_values_come_first():
-    chart = top_values(
-        "camera", {"train": ["b"] * 5 + ["a"] * 5 + ["c"], "eval": ["c"] * 9 + [f"v{i}" for i in range(20)]}
-    )
+def test_the_most_frequent_values_come_first(dataset, images_of):
+    # 24 images: of the 16 of train, 5 have "b", 5 "a" and 1 "c"; of the 8 of eval each has "c" and further ones.
+    splits = schemas.read_published(str(dataset / "images.parquet"))["split"].to_pylist()
+    train, rest = iter([[name] for name in "bbbbbaaaaac"]), iter(range(100))
+    cameras = [next(train, []) if split == "train" else ["c", f"v{next(rest)}", f"v{next(rest)}"] for split in splits]
+    found = distributions(images_of(dataset, extra=[json.dumps({"camera": camera}) for camera in cameras]))
+    (chart,) = found.names
+    evaluated = splits.count("eval")
     assert [value.text for value in chart.values][:4] == ["c", "a", "b", "v0"]
     assert len(chart.values) == 12
-    assert chart.left_out == 11
-    assert chart.values[0].bars == [("train", 1 / 11, 1), ("eval", 9 / 29, 9)]
+    assert chart.left_out == 3 + 2 * evaluated - 12
+    assert chart.values[0].bars == [("train", 1 / 11, 1), ("eval", 1 / 3, evaluated)]
 
 
-def test_the_charts_of_a_dataset_count_its_images(dataset):
+def test_the_charts_of_a_dataset_count_its_images(dataset, images_of):
     found = distributions(images_of(dataset))
     made = manifest.load(str(dataset))
     assert [chart.title for chart in found.numbers] == [
@@ -100,11 +99,9 @@ def test_the_charts_of_a_dataset_count_its_images(dataset):
     assert found.numbers[0].lines[0].high == str(max(sides))
 
 
-def test_user_columns_become_histograms_or_values(dataset):
-    images = images_of(dataset)
-    extras = [json.dumps({"age": index, "tags": ["x", f"t{index % 2}"]}) for index in range(images.table.num_rows)]
-    table = images.table.set_column(images.table.schema.get_field_index("extra"), "extra", pa.array(extras))
-    found = distributions(Images(table, images.dataset))
+def test_user_columns_become_histograms_or_values(dataset, images_of):
+    extras = [json.dumps({"age": index, "tags": ["x", f"t{index % 2}"]}) for index in range(24)]
+    found = distributions(images_of(dataset, extra=extras))
     assert found.numbers[-1].title == "age"
     assert [(column.title, [value.text for value in column.values]) for column in found.names] == [
         ("tags", ["x", "t0", "t1"])
@@ -112,18 +109,16 @@ def test_user_columns_become_histograms_or_values(dataset):
     assert found.columns_left_out == 0
 
 
-def test_dropped_images_are_not_counted(dataset):
-    images = images_of(dataset)
-    shards = np.asarray(images.table["shard"]).copy()
-    shards[0] = -1
-    table = images.table.set_column(images.table.schema.get_field_index("shard"), "shard", pa.array(shards))
-    found = distributions(Images(table, images.dataset))
-    assert sum(sum(counts_of(found.numbers[0], split)) for split in images.dataset.splits) == images.table.num_rows - 1
+def test_dropped_images_are_not_counted(dataset, images_of):
+    shards = schemas.read_published(str(dataset / "images.parquet"))["shard"].to_pylist()
+    images = images_of(dataset, shard=[-1, *shards[1:]])
+    found = distributions(images)
+    assert sum(sum(counts_of(found.numbers[0], split)) for split in images.dataset.splits) == len(shards) - 1
 
 
-def test_of_very_many_splits_the_first_are_drawn(dataset):
+def test_of_very_many_splits_the_first_are_drawn(dataset, images_of):
     images = images_of(dataset)
     some = images.dataset.splits["train"]
     many = replace(images.dataset, splits={**images.dataset.splits, **{f"s{index}": some for index in range(7)}})
-    found = distributions(Images(images.table, many))
+    found = distributions(Images(images.database, many))
     assert (list(found.splits), found.splits_left_out) == (["train", "eval", "s0", "s1", "s2", "s3"], 3)

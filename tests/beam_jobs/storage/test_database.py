@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from beam_jobs.errors import CorruptDataset, DiskError, FeedlineError
+from beam_jobs.storage.database import open_database
+
+SORT = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
+LIST = "SELECT max(len(texts)) FROM (SELECT list(hash(range)::VARCHAR) AS texts FROM range(2_000_000))"
+
+
+def test_rows_that_come_in_parts_are_one_table(tmp_path):
+    with open_database("the rows", 100, str(tmp_path)) as database:
+        database.insert_all("rows", (pa.table({"n": [number]}) for number in range(3)))
+        assert database.column("SELECT n FROM rows ORDER BY n").tolist() == [0, 1, 2]
+        assert database.number("SELECT count(*) FROM rows WHERE n > $least", least=0) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_rows_is_passed_on():
+    def rows():
+        yield pa.table({"n": [1]})
+        raise CorruptDataset("the table is damaged")
+
+    with pytest.raises(CorruptDataset, match="damaged"), open_database("the rows", 100) as database:
+        database.insert_all("rows", rows())
+
+
+@pytest.mark.parametrize(
+    ("error", "limits", "query", "message"),
+    [
+        (DiskError, "SET max_temp_directory_size = '1MB'", SORT, "has no room for the rows of a test .*; make room"),
+        (FeedlineError, "SELECT 1", LIST, "^a query of the rows of a test needs more than 40 MB of memory"),
+    ],
+)
+def test_what_a_query_lacks_is_named(error, limits, query, message):
+    def ask():
+        with open_database("the rows of a test", 40) as database:
+            database.run(limits)
+            database.number(query)
+
+    with pytest.raises(error, match=message):
+        ask()
