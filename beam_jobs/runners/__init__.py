@@ -9,7 +9,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic.dataclasses import dataclass
 
@@ -25,7 +25,13 @@ ENGINES = ("local", "flink", "dataflow")
 
 
 class Engine(Protocol):
-    """Settings of an engine that runs Beam jobs."""
+    """Settings of an engine that runs Beam jobs.
+
+    Attributes:
+      name: one of `ENGINES`.
+    """
+
+    name: ClassVar[str]
 
     def open(self) -> AbstractContextManager[MakePipeline]:
         """Starts the engine, and releases its resources on exit.
@@ -41,6 +47,8 @@ class Engine(Protocol):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalEngine(settings.Options):
     """Beam in this process, without workers; it has no settings, because threads are an option of the ingest."""
+
+    name: ClassVar[str] = "local"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from packaging.requirements import Requirement
 from pydantic.dataclasses import dataclass
@@ -283,6 +283,7 @@ class Options(settings.Options):
       OptionError: a value is invalid; the message names it and what is allowed.
     """
 
+    name: ClassVar[str] = "dataflow"
     project: str
     region: str
     temp_location: str

@@ -16,7 +16,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic.dataclasses import dataclass
 
@@ -161,6 +161,7 @@ class Options(settings.Options):
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
+    name: ClassVar[str] = "flink"
     flink_master: str = LOCAL
     flink_version: Annotated[str, OneOf(VERSIONS)] = "1.19"
     parallelism: Count = 0

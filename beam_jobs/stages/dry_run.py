@@ -260,8 +260,7 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
         if isinstance(engine, ResourceEstimator)
         else _estimate_local_resources(work, options.thread_count)
     )
-    name = type(engine).__module__.rpartition(".")[2]
-    return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, resources=resources)
+    return Estimate(options=options, engine=engine.name, listing=listing, sample=sample, work=work, resources=resources)
 
 
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:

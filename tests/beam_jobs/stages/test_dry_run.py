@@ -11,7 +11,7 @@ import pytest
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
-from beam_jobs.runners import cost_estimate, dataflow, flink, local
+from beam_jobs.runners import LocalEngine, cost_estimate, dataflow, flink
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import dry_run
 from beam_jobs.stages.dry_run import estimate
@@ -22,13 +22,13 @@ def options(source, out, **more) -> IngestOptions:
 
 
 def work_of(source, out, **more):
-    return estimate(options(source, out, **more), local.Options()).work
+    return estimate(options(source, out, **more), LocalEngine()).work
 
 
 @pytest.mark.parametrize("pixels", [{}, {"policy": "resize", "side_px": 32}, {"policy": "raw", "side_px": 40}])
 def test_it_foresees_what_is_then_written(photos, tmp_path, pixels):
     wanted = options(photos, tmp_path / "out", pixels=PixelOptions(**pixels), shard_mb=0.01)
-    work = estimate(wanted, local.Options()).work
+    work = estimate(wanted, LocalEngine()).work
     made = run(wanted)
     written = sum(split.bytes for split in made.splits.values())
     assert work.images == sum(split.records for split in made.splits.values()) == 24
@@ -40,7 +40,7 @@ def test_it_foresees_what_is_then_written(photos, tmp_path, pixels):
 
 def test_it_prints_lines_and_json_and_writes_nothing(photos, tmp_path):
     before = sorted(photos.rglob("*"))
-    found = estimate(options(photos, tmp_path / "out"), local.Options())
+    found = estimate(options(photos, tmp_path / "out"), LocalEngine())
     assert sorted(photos.rglob("*")) == before
     assert list(tmp_path.iterdir()) == []
     names = [line.split()[0] for line in found.lines()]
@@ -65,7 +65,7 @@ def test_no_more_than_a_sample_is_read(photos, tmp_path, monkeypatch):
 
 def test_an_archive_is_not_unpacked_for_it(photos, tmp_path):
     packed = shutil.make_archive(str(tmp_path / "photos"), "gztar", photos)
-    found = estimate(options(packed, tmp_path / "out"), local.Options())
+    found = estimate(options(packed, tmp_path / "out"), LocalEngine())
     assert found.sample.images == 0
     assert found.work.images == 24
     assert found.work.core_seconds > 0
@@ -77,7 +77,7 @@ def test_what_is_bad_is_counted_and_not_foreseen_as_written(photos, tmp_path):
     whole = work_of(source, tmp_path / "out").written_bytes
     for path in sorted((source / "china").glob("*.jpg"))[:3]:
         path.write_bytes(b"no image")
-    found = estimate(options(source, tmp_path / "out"), local.Options())
+    found = estimate(options(source, tmp_path / "out"), LocalEngine())
     assert found.sample.rejected == 3
     assert found.work.written_bytes < whole
     assert "3 of them bad" in "\n".join(found.lines())
@@ -86,7 +86,7 @@ def test_what_is_bad_is_counted_and_not_foreseen_as_written(photos, tmp_path):
 def test_hidden_names_are_told(photos, tmp_path):
     source = Path(shutil.copytree(photos, tmp_path / "photos"))
     (source / "china" / ".DS_Store").touch()
-    found = estimate(options(source, tmp_path / "out"), local.Options())
+    found = estimate(options(source, tmp_path / "out"), LocalEngine())
     assert "hidden     1 name passed over: china/.DS_Store" in found.lines()
     assert (found.to_json()["listing"]["hidden"], found.work.images) == (1, 24)
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_counted_with_the_bad_images(photos, tmp_path):
     (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     good = next(photos.rglob("*.jpg"))
     (tmp_path / "table.csv").write_text(f"image,label\nbad.jpg,cat\n{good},cat\n")
-    assert estimate(options(tmp_path / "table.csv", tmp_path / "out"), local.Options()).sample.rejected == 1
+    assert estimate(options(tmp_path / "table.csv", tmp_path / "out"), LocalEngine()).sample.rejected == 1
     (tmp_path / "table.csv").write_text("image,label\nbad.jpg,cat\n")
     with pytest.raises(SourceError, match=r"first: bad.jpg: unreadable \(Input/output error\)$"):
         work_of(tmp_path / "table.csv", tmp_path / "out")
@@ -111,7 +111,7 @@ def test_only_what_is_new_is_counted_when_images_are_added(photos, dataset, tmp_
 
 def test_the_time_holds_that_of_the_start(photos, tmp_path):
     work = work_of(photos, tmp_path / "out")
-    here = estimate(options(photos, tmp_path / "out", threads=1), local.Options()).resources
+    here = estimate(options(photos, tmp_path / "out", threads=1), LocalEngine()).resources
     assert here.values["seconds"] == pytest.approx(cost_estimate.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
     assert here.lines["time"].startswith("12 s, of which 12 s are starting, on 1 cores")
     there = flink.Options(parallelism=1).estimate_resources(work)
@@ -133,12 +133,12 @@ def test_an_output_that_cannot_be_written_is_told_before_the_source_is_listed(ph
         dataset: "already holds a dataset",
     }.items():
         with pytest.raises(OptionError, match=said):
-            estimate(options(photos, out), local.Options())
+            estimate(options(photos, out), LocalEngine())
 
 
 def test_an_output_in_a_store_is_not_replaced(photos):
     with pytest.raises(OptionError, match="object stores have no folders; choose another --out"):
-        estimate(options(photos, "s3://bucket/out", overwrite=True), local.Options())
+        estimate(options(photos, "s3://bucket/out", overwrite=True), LocalEngine())
 
 
 def test_what_dataflow_cannot_run_is_refused(photos, tmp_path):
