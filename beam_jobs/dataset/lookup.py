@@ -121,20 +121,29 @@ def record_lengths(directory: str, dataset: Manifest) -> Any:
 
 
 @contextlib.contextmanager
-def open_images(directory: str, columns: Sequence[str], table: str = "images") -> Iterator[Database]:
+def open_images(
+    directory: str, columns: Sequence[str], table: str = "images", with_values: bool = False
+) -> Iterator[Database]:
     """Yields a database with a table of the images of a dataset.
 
     Args:
       directory: directory of a published dataset.
       columns: names of the columns of `images.parquet` to load; `row`, the number of a row from 0, is another one.
       table: name of the table.
+      with_values: whether to make two further tables, for which `columns` has `extra` and `annotations`: `columns`
+        with the `row` of the image, `name`, `text`, and `number` unless it is a text, of each value of a user column;
+        and `labels` with `row` and `label` of each label in the annotations.
 
     Raises:
       CorruptDataset: `images.parquet` is damaged.
       DiskError: the disk of temporary files has no room for the rows.
     """
     with open_database("the rows of the dataset", MEMORY_MB) as database:
-        insert_images(database, table, directory, columns)
+        for number, rows in enumerate(_read_rows(directory, columns)):
+            database.add(table, rows, create=not number)
+            if with_values:
+                database.add("columns", _column_values(rows), create=not number)
+                database.add("labels", _label_values(rows), create=not number)
         yield database
 
 
@@ -143,40 +152,34 @@ def insert_images(database: Database, table: str, directory: str, columns: Seque
     database.insert_all(table, _read_rows(directory, columns))
 
 
-def insert_columns(database: Database, directory: str) -> None:
-    """Creates the table `columns` of the user columns of a dataset.
-
-    It has a row for each value: `row` of the image, `name` of the column, `text`, and `number` unless it is a text.
-    """
-    database.insert_all("columns", map(_column_values, _read_rows(directory, ["extra"])))
-
-
-def insert_labels(database: Database, directory: str) -> None:
-    """Creates the table `labels` of a dataset of several labels an image: `row` of the image, and `label`."""
-    database.insert_all("labels", map(_label_values, _read_rows(directory, ["annotations"])))
-
-
 def _column_values(rows: pa.Table) -> pa.Table:
     values = [
-        # A lone surrogate, which JSON can name, is no text of a database.
-        (
-            row,
-            name,
-            str(value).encode("utf-8", "backslashreplace").decode(),
-            float(value) if isinstance(value, (int, float)) else None,
-        )
+        (row, _encodable(name), _encodable(str(value)), _to_float(value))
         for row, text in zip(rows["row"].to_pylist(), rows["extra"].to_pylist(), strict=True)
-        for name, cell in schemas.cell(text).items()
+        for name, cell in (schemas.cell(text) if text else {}).items()
         for value in (cell if isinstance(cell, list) else [cell])
+        if value is not None
     ]
     return _to_table(values, {"row": pa.int64(), "name": pa.string(), "text": pa.string(), "number": pa.float64()})
+
+
+def _to_float(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError as error:
+        raise CorruptDataset(f"{manifest.IMAGES_NAME} has a number of {len(str(value))} digits: {error}") from error
+
+
+def _encodable(text: str) -> str:
+    """Returns a text without lone surrogates, which JSON can name and a database cannot store."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _label_values(rows: pa.Table) -> pa.Table:
     values = []
     for row, text in zip(rows["row"].to_pylist(), rows["annotations"].to_pylist(), strict=True):
         annotations = schemas.parse_annotations(text)
-        values += [(row, label) for label in (annotations and annotations.labels) or ()]
+        values += [(row, _encodable(str(label))) for label in (annotations and annotations.labels) or ()]
     return _to_table(values, {"row": pa.int64(), "label": pa.string()})
 
 
@@ -222,11 +225,14 @@ class Leak:
         return f"{self.kind}{name}: " + " and ".join(f"{key} in {split}" for split, key in self.keys.items())
 
 
+_SETS_AND_SPLITS = """
+    SELECT hash({column}) AS name, list_position($splits, split) AS split FROM images
+    WHERE {column} <> '' AND split <> '' AND hash({column}) % $parts = $part"""
 _FIND_LEAKS = """
-    SELECT name, split, key FROM (
-        SELECT {column} AS name, split, arg_min(key, row) AS key, count(*) OVER (PARTITION BY {column}) AS splits
-        FROM images WHERE coalesce({column}, '') <> '' AND coalesce(split, '') <> '' GROUP BY {column}, split)
-    WHERE splits > 1 ORDER BY name, split"""
+    SELECT {column} AS name, split, arg_min(key, row) AS key FROM images
+    WHERE {column} <> '' AND split <> '' AND hash({column}) IN (SELECT name FROM leaking)
+    GROUP BY {column}, split ORDER BY name, split"""
+_ROWS_AT_ONCE = 4_000_000  # 16 bytes each, and their order
 
 
 def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:
@@ -238,10 +244,33 @@ def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:
     """
     leaks = []
     for column in kinds:
-        rows = images.query(_FIND_LEAKS.format(column=f'"{column}"')).to_pylist()
+        quoted = f'"{column}"'
+        # By hashes first: most sets are in one split, and their names would fill the memory of a query.
+        images.insert_all("leaking", [pa.table({"name": pa.array(_leaking_hashes(images, quoted), pa.uint64())})])
+        rows = images.query(_FIND_LEAKS.format(column=quoted)).to_pylist()
+        images.run("DROP TABLE leaking")
         for name, members in itertools.groupby(rows, itemgetter("name")):
-            leaks.append(Leak(kind=LEAK_KINDS[column], name=name, keys={row["split"]: row["key"] for row in members}))
+            keys = {row["split"]: row["key"] for row in members}
+            if len(keys) > 1:  # one, if the hash is that of another set
+                leaks.append(Leak(kind=LEAK_KINDS[column], name=name, keys=keys))
     return leaks
+
+
+def _leaking_hashes(images: Database, column: str) -> list[int]:
+    """Returns the hashes of the names of sets that are in several splits."""
+    splits = [row["split"] for row in images.query("SELECT DISTINCT split FROM images WHERE split <> ''").to_pylist()]
+    parts = 1 + images.number("SELECT count(*) FROM images") // _ROWS_AT_ONCE
+    leaking: list[int] = []
+    for part in range(parts):
+        rows = images.query(_SETS_AND_SPLITS.format(column=column), splits=splits, parts=parts, part=part)
+        names, places = (rows[name].to_numpy() for name in ("name", "split"))
+        order = np.argsort(names, kind="stable")
+        names, places = names[order], places[order]
+        starts = np.flatnonzero(np.append(True, names[1:] != names[:-1])[: len(names)])
+        if len(starts):
+            is_leak = np.minimum.reduceat(places, starts) != np.maximum.reduceat(places, starts)
+            leaking += names[starts[is_leak]].tolist()
+    return leaking
 
 
 def select_leak_kinds(near_duplicates: str) -> tuple[str, ...]:

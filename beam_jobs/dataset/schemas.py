@@ -272,6 +272,8 @@ def read_images(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         names = pq.read_schema(stream).names
         if missing := [name for name in columns if name not in names]:
             raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
+        if repeated := [name for name in columns if names.count(name) > 1]:
+            raise pa.ArrowInvalid(f"it has several columns {', '.join(repeated)}")
         for batch in parquet.table_batches(stream, columns):
             rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
             rows.validate(full=True)  # the names of a damaged table may be no text

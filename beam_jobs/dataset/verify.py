@@ -141,7 +141,8 @@ def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, in
 
 _ROW_COLUMNS = ("key", "offset", "sha256", "extra")
 _SHARD_ROWS = """
-    SELECT key, "offset", sha256, extra FROM images WHERE split = $split AND shard = $shard ORDER BY row"""
+    SELECT key, "offset", sha256, extra FROM images WHERE split = $split AND shard = $shard ORDER BY row
+    LIMIT $most"""
 _SHA256_DIFFERS = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
 
@@ -209,7 +210,11 @@ def verify(directory: str, threads: int = 1) -> Verification:
             labels: Counter[str] = Counter()
             for index, shard in enumerate(info.shards):
                 path = storage.join(directory, shards.split_dir(split), shard.name)
-                rows = images.query(_SHARD_ROWS, split=split, shard=index).to_pylist() if images else None
+                rows = (
+                    images.query(_SHARD_ROWS, split=split, shard=index, most=shard.records + 1).to_pylist()
+                    if images
+                    else None
+                )
                 result.problems.extend(_check_shard(path, shard, dataset, rows, labels, threads, result))
                 result.shards += 1
             if not result.problems and dict(labels) != dict(info.classes):

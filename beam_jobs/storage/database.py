@@ -20,6 +20,7 @@ _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
 _OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
 _BATCH_ROWS = 1 << 13
+_THREAD_MB = 100  # of the memory for each thread
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,7 +73,11 @@ class Database:
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
         """Creates a table of the database with rows that come in parts, at least one."""
         for number, part in enumerate(rows):
-            self._wait(partial(self._add, table, part, number == 0))
+            self.add(table, part, create=not number)
+
+    def add(self, table: str, rows: pa.Table, create: bool) -> None:
+        """Adds rows to a table, or creates it with them."""
+        self._wait(partial(self._add, table, rows, create))
 
     def _add(self, table: str, rows: pa.Table, create: bool) -> None:
         relation = self.connection.from_arrow(rows)
@@ -100,17 +105,29 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
       memory_option: name of the option with the limit, such as `plan_memory_mb`.
 
     Raises:
-      DiskError: the disk of `spill` is full.
+      DiskError: the disk of `spill` is full, or cannot be written.
       OptionError: the memory is too small; a `FeedlineError` without `memory_option`.
     """
     with (
         # A directory of its own, because DuckDB gives the files of two processes the same names.
-        system.open_directory(spill) as directory,
+        _open_directory(spill) as directory,
         _explain_errors(purpose, os.path.dirname(directory), memory_mb, memory_option),
         contextlib.closing(_connect(directory, memory_mb)) as connection,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-database") as thread,
     ):
         yield Database(connection=connection, thread=thread, spill=directory)
+
+
+@contextlib.contextmanager
+def _open_directory(parent: str) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(system.open_directory(parent))
+        except OSError as error:
+            raise DiskError(
+                f"no temporary directory can be made ({error}); name one that can be written by TMPDIR"
+            ) from error
+        yield directory
 
 
 @contextlib.contextmanager
@@ -149,7 +166,8 @@ def _connect(directory: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
         config={
             "memory_limit": f"{memory_mb}MB",
             "temp_directory": os.path.join(directory, "spill"),
-            "threads": system.cores(),
+            # Each thread takes memory of its own: with too many of them, little is left for the rows.
+            "threads": max(1, min(system.cores(), memory_mb // _THREAD_MB)),
             "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it
         }
     )

@@ -22,6 +22,7 @@ from beam_jobs.dataset import lookup, manifest
 from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, shares
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.record import EXTRA_PREFIX
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.storage.database import Database
 from components.dataset_gate.limits import CLASS, IMAGE_PREFIX, MISSING, Comparison, Finding, GateLimits, short_name
 
@@ -34,12 +35,12 @@ class Feature:
       query: selects `row`, the row of the image of each value, and `value`, a number (NaN for an image without a value)
         or a text.
       is_number: whether the values are numbers.
-      column: user column that the query selects as `$column`; empty for another feature.
+      column: user column that the query selects as `$column`; None for another feature.
     """
 
     query: str
     is_number: bool
-    column: str = ""
+    column: str | None = None
 
     def as_categories(self) -> Feature:
         """Returns the feature with each distinct number as a category."""
@@ -75,16 +76,20 @@ _CLASSES = """
 
 
 _COLUMNS = (
-    *("key", "split", "shard", "group", "cluster", "near", "sha256", "label", "annotations", "format"),
+    *("key", "split", "shard", "group", "cluster", "near", "sha256", "label", "annotations", "extra", "format"),
     *("height", "width", "source_height", "source_width", "bytes", "dhash", "mean_rgb", "var_rgb"),
 )
 # Images of one group, near cluster or content share a unit.
 _IMAGES = """
-    CREATE TABLE images AS SELECT * EXCLUDE (annotations, shard),
+    CREATE TABLE images AS SELECT * EXCLUDE (annotations, extra, shard)
+            REPLACE (coalesce(key, '') AS key, coalesce(format, '') AS format, coalesce(label, '') AS label),
         contains(annotations, '"objects": [') AS has_objects,
-        CASE WHEN "group" <> '' THEN 'g' || "group" WHEN near <> '' THEN near WHEN cluster <> '' THEN cluster
-            ELSE 'k' || key END AS unit
+        hash(CASE WHEN "group" <> '' THEN 'g' || "group" WHEN near <> '' THEN near WHEN cluster <> '' THEN cluster
+            ELSE 'k' || key END) AS unit
     FROM rows WHERE shard >= 0"""
+
+
+_SPLIT_COUNTS = "SELECT split, count(*) FROM images GROUP BY split"
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,8 @@ class GateDataset:
 
     Attributes:
       manifest: `dataset.json`.
-      database: the rows of `images.parquet` without those of dropped copies, as the table `images`, and the
-        tables of `lookup.insert_columns` and, for images with several labels, `lookup.insert_labels`.
+      database: the rows of `images.parquet` without those of dropped copies, as the table `images`, and
+        the tables `columns` and `labels` of `lookup.open_images`.
     """
 
     manifest: Manifest
@@ -136,12 +141,12 @@ def open_dataset(directory: str) -> Iterator[GateDataset]:
       CorruptDataset: a file of the dataset is damaged.
     """
     dataset = manifest.load(directory)
-    with lookup.open_images(directory, _COLUMNS, "rows") as database:
+    with lookup.open_images(directory, _COLUMNS, "rows", with_values=True) as database:
         database.run(_IMAGES)
         database.run("DROP TABLE rows")
-        lookup.insert_columns(database, directory)
-        if dataset.label_kind == "multi":
-            lookup.insert_labels(database, directory)
+        counts = dict(zip(*database.query(_SPLIT_COUNTS).to_pydict().values(), strict=True))
+        if counts != {name: info.records for name, info in dataset.splits.items()}:
+            raise CorruptDataset(f"the rows of {directory} are not those of its splits; write the dataset again")
         yield GateDataset(dataset, database)
 
 
@@ -184,8 +189,9 @@ def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[floa
     return float(MEASURES[measure](first[:, :-1], second[:, :-1]).max())
 
 
-# Number of values of each unit, of which frames of one video, or copies of one image, are several.
-_UNITS = "SELECT sum(n), sum(n * n) FROM (SELECT count(*) AS n FROM {table} GROUP BY unit)"
+_UNITS = "SELECT unit FROM {table} WHERE unit % $parts = $part"
+_COUNT = "SELECT count(*) FROM {table}"
+_UNITS_AT_ONCE = 4_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
 _SELECTED = """
     CREATE OR REPLACE TABLE {table} AS
     SELECT value, unit, row FROM ({query}) AS feature JOIN images USING (row) WHERE split = $split"""
@@ -225,7 +231,7 @@ class Side:
 
     def select(self, feature: Feature, table: str) -> None:
         """Creates a table of the values of a feature in the split."""
-        parameters = {"column": feature.column} if feature.column else {}
+        parameters = {} if feature.column is None else {"column": feature.column}
         self.database.run(_SELECTED.format(table=table, query=feature.query), split=self.split, **parameters)
 
     def effective_size(self, table: str) -> float:
@@ -236,8 +242,14 @@ class Side:
         Args:
           table: values of a feature; the weight of a unit is their number.
         """
-        total, squares = (float(column[0].as_py()) for column in self.database.query(_UNITS.format(table=table)))
-        return total**2 / squares
+        total = squares = 0.0
+        parts = 1 + self.database.number(_COUNT.format(table=table)) // _UNITS_AT_ONCE
+        for part in range(parts):
+            units = np.sort(self.database.column(_UNITS.format(table=table), parts=parts, part=part))
+            starts = np.flatnonzero(np.append(True, units[1:] != units[:-1])[: len(units)])
+            weights = np.diff(starts, append=len(units)).astype(np.float64)
+            total, squares = total + weights.sum(), squares + (weights**2).sum()
+        return float(total**2 / squares)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ _COUNTS = """
 _SAMPLE = """
     SELECT label, place, row FROM (
         SELECT classes.label, place, row, row_number() OVER (PARTITION BY classes.label, place ORDER BY row) AS nth
-        FROM classes JOIN images USING (row) WHERE shard >= 0)
+        FROM classes JOIN images USING (row) WHERE shard >= 0 AND list_contains($labels, classes.label))
     WHERE nth <= $most ORDER BY row"""
 
 
@@ -148,10 +148,8 @@ def _counts(images: Images) -> dict[tuple[str, str], int]:
 def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[str, str], list[int]]:
     most = max(1, min(_MOST_PER_STRIP, _MOST_IMAGES // strips))
     sample: dict[tuple[str, str], list[int]] = defaultdict(list)
-    allowed = set(labels)
-    for row in images.database.query(_SAMPLE, most=most).to_pylist():
-        if row["label"] in allowed:
-            sample[row["label"], row["place"]].append(row["row"])
+    for row in images.database.query(_SAMPLE, most=most, labels=list(labels)).to_pylist():
+        sample[row["label"], row["place"]].append(row["row"])
     return sample
 
 

@@ -87,10 +87,10 @@ class Images:
     """The images of a dataset, dropped ones included.
 
     Attributes:
-      database: the rows of `images.parquet` as the table `images`, with `place`, the split or `DROPPED` for an image
+      database: the rows of `images.parquet` as the table `images`, with `place`, the split, empty for an image
         without a record, and `labels`, the classes as one text; the table `classes` with `row` and `label`, a row for
         each class of an image, `NO_CLASS` without any; and `user_values`, the values of user columns of images with a
-        record, see `lookup.insert_columns`, with `place`.
+        record, see `lookup.open_images`, with `place`.
       dataset: the manifest.
     """
 
@@ -135,7 +135,7 @@ class Images:
 _ROW = "SELECT * EXCLUDE (row, place, labels) FROM images WHERE row = $number"
 _IMAGES = """
     CREATE TABLE images AS
-    SELECT *, CASE WHEN shard >= 0 THEN split ELSE '{dropped}' END AS place, {labels} AS labels FROM rows"""
+    SELECT *, CASE WHEN shard >= 0 THEN split ELSE '' END AS place, {labels} AS labels FROM rows"""
 _SEVERAL_LABELS = "regexp_replace(regexp_extract(annotations, '{labels_re}', 1), '^(null|\\[\\])$', '')"
 _ONE_CLASS = "CREATE TABLE classes AS SELECT row, label FROM images"
 _CLASSES = """
@@ -156,16 +156,11 @@ def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
     """
     is_single = dataset.label_kind == "single"
     labels = "label" if is_single else _SEVERAL_LABELS.format(labels_re=schemas.LABELS_RE)
-    with lookup.open_images(directory, schemas.IMAGES.names, "rows") as database:
-        database.run(_IMAGES.format(dropped=DROPPED, labels=labels))
+    with lookup.open_images(directory, schemas.IMAGES.names, "rows", with_values=True) as database:
+        database.run(_IMAGES.format(labels=labels))
         database.run("DROP TABLE rows")
-        lookup.insert_columns(database, directory)
         database.run(_USER_VALUES)
-        if is_single:
-            database.run(_ONE_CLASS)
-        else:
-            lookup.insert_labels(database, directory)
-            database.run(_CLASSES.format(no_class=NO_CLASS))
+        database.run(_ONE_CLASS if is_single else _CLASSES.format(no_class=NO_CLASS))
         yield Images(database, dataset)
 
 

@@ -90,13 +90,15 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     sizes: set[tuple[int, int]] = set()
     for images in schemas.read_images(table, ["split", "shard", "offset", "label_index", "height", "width"]):
         rows = images.filter(pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0)))
+        if len(rows) and pc.max(rows["shard"]).as_py() >= len(info.shards):
+            raise CorruptDataset(_mismatch(table, split))
         parts.append((rows["shard"].to_numpy().astype(np.int32), *(rows[name].to_numpy() for name in _INT64_COLUMNS)))
         if len(sizes) < _SEVERAL:
             sizes.update(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
     shard, offset, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     del parts
     if not np.array_equal(np.bincount(shard, minlength=len(info.shards)), [item.records for item in info.shards]):
-        raise CorruptDataset(f"{table} does not name the records that the shards of {split!r} hold; write it again")
+        raise CorruptDataset(_mismatch(table, split))
     if not _is_sorted(shard, offset):  # an ingest writes the rows in this order
         order = np.lexsort((offset, shard))
         shard, offset, label = shard[order], offset[order], label[order]
@@ -109,6 +111,10 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
         size=next(iter(sizes)) if len(sizes) == 1 else None,
         manifest=(manifest_path, manifest),
     )
+
+
+def _mismatch(table: str, split: str) -> str:
+    return f"{table} does not name the records that the shards of {split!r} hold; write it again"
 
 
 def _is_sorted(shard: np.ndarray, offset: np.ndarray) -> bool:
