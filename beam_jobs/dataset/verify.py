@@ -260,6 +260,8 @@ def _open_images(directory: str, kinds: Sequence[str], problems: list[str]) -> I
     with contextlib.ExitStack() as stack:
         images = None
         try:
+            for _ in schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), schemas.IMAGES.names):
+                pass  # every column can be read, also those that are not compared
             images = stack.enter_context(lookup.open_images(directory, (*_ROW_COLUMNS, "split", "shard", *kinds)))
         except CorruptDataset as error:
             if not any(manifest.IMAGES_NAME in problem for problem in problems):

@@ -165,8 +165,8 @@ def test_an_image_table_that_is_damaged_under_a_right_checksum_is_named(dataset)
 def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dataset):
     path = dataset / "images.parquet"
     table = schemas.read(str(path))
-    cells = pa.array(["x" * 16_000_000] * len(table))
-    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("extra"), "extra", cells))
+    uris = pa.array(["x" * 16_000_000] * len(table))
+    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
     sealed_as_it_is(dataset)
     (problem,) = verify(str(dataset)).problems
     size = path.stat().st_size
