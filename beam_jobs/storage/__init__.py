@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import posixpath
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 
+from beam_jobs.errors import DiskError
+
 if TYPE_CHECKING:
     from beam_jobs.storage.object_stores import ListedObject, Store
 
@@ -37,6 +40,7 @@ _NO_FILE_ERRORS = frozenset(
     }
 )
 _COPY_BYTES = 1 << 20
+_COPY_IN_MEMORY_BYTES = 32 << 20  # a smaller file needs no disk
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
@@ -100,16 +104,34 @@ def open_random(path: str) -> Iterator[BinaryIO]:
     """Yields a stream of a file for random access: of a remote file a copy, because there each access is a request.
 
     Raises:
-      OSError: the file is missing or not readable, or there is no room for a temporary copy.
+      DiskError: there is no room for a temporary copy of a large file.
+      OSError: the file is missing or not readable.
     """
     with open_read(path) as source:
         if not is_remote(path):
             yield source
             return
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(source, copy, _COPY_BYTES)
+        start = source.read(_COPY_IN_MEMORY_BYTES)
+        if len(start) < _COPY_IN_MEMORY_BYTES:
+            yield io.BytesIO(start)
+            return
+        with contextlib.ExitStack() as stack:
+            with _temporary_errors(path):
+                copy = stack.enter_context(tempfile.TemporaryFile())
+            for block in itertools.chain([start], iter(lambda: source.read(_COPY_BYTES), b"")):
+                with _temporary_errors(path):
+                    copy.write(block)
             copy.seek(0)
             yield copy
+
+
+@contextlib.contextmanager
+def _temporary_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room, or name another directory by TMPDIR"
+        raise DiskError(f"no temporary copy of {path} can be made ({error}); {remedy}") from error
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
