@@ -41,6 +41,6 @@ def test_images_that_belong_together_count_as_less():
     with open_database("the test", 200) as database:
         sizes = []
         for table, units in {"alone": alone, "videos": videos, "one_of_them": one_of_them}.items():
-            database.insert(table, pa.table({"unit": list(units)}))
+            database.insert(table, pa.table({"unit": [*units.encode()]}))
             sizes.append(Side(GateDataset(manifest_of({"train": {}}), database), "train", "").effective_size(table))
     assert sizes == [8, 2, 64 / 50]

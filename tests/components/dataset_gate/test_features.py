@@ -21,6 +21,7 @@ def values_of(tmp_path):
     def values(name, extra=("{}",), annotations=("",), label_kind="single", as_categories=False):
         count = max(len(extra), len(annotations))
         cells = {"extra": [*extra] * (count // len(extra)), "annotations": [*annotations] * (count // len(annotations))}
+        cells["split"] = ["train"] * count
         empty = {pa.string(): "", pa.int64(): 1, pa.list_(pa.float32()): [10.0, 20.0, 60.0]}
         columns = {field.name: cells.get(field.name, [empty[field.type]] * count) for field in schemas.IMAGES}
         schemas.write_table(str(tmp_path / "images.parquet"), pa.table(columns, schemas.IMAGES))
