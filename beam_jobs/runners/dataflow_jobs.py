@@ -185,7 +185,7 @@ def _explain_errors(url: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """Suppresses the log of Beam about a refusal, which has many lines, and about the wheel."""
+    """Suppresses the logs of Beam about a job that Dataflow refuses, and about building the wheel of the package."""
     logger = logging.getLogger("apache_beam.runners")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

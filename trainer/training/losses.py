@@ -109,7 +109,7 @@ class WeightedCrossentropy(keras.losses.Loss):
         if not self.multi_label:
             losses = keras.losses.categorical_crossentropy(true, predicted, label_smoothing=self.label_smoothing)
             return losses * ops.sum(true * weights, axis=-1)
-        # Keras takes the mean along the last axis, so that each class gets one of its own.
+        # Keras takes the mean along the last axis, so a further axis keeps one loss per class.
         each = true[..., None], predicted[..., None]
         terms = keras.losses.binary_crossentropy(*each, label_smoothing=self.label_smoothing)
         return ops.mean(terms * weights, axis=-1)

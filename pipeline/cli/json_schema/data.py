@@ -123,7 +123,7 @@ _REMARKS = one(
 )
 MANIFEST = one(
     "The dataset: the content of `dataset.json`.",
-    format_version=whole("Version of the disk contract.", 1),
+    format_version=whole("Version of the format on disk.", 1),
     digest=sha256("Identity of the content; equal digests hold the same records."),
     checksum=sha256("Checksum of all other keys."),
     source=text("The source as given; of a local path, the last part."),
