@@ -69,7 +69,7 @@ _SUMMARY = one(
 _SETTINGS = one(
     "With `--show-config`: every setting.",
     settings=anything("Settings, nested as in pipeline.yaml; secrets are `***`."),
-    origin=named(text("`default`, `file NAME`, `environment NAME` or `option NAME`."), "Dotted key -> where its value was set."),
+    origin=named(text("`default`, `file NAME`, `environment NAME` or `option NAME`."), "Dotted key -> its source."),
 )
 _ARTIFACT = one(
     "An artifact.",
