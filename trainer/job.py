@@ -197,9 +197,11 @@ def _report(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None
 
 def _median_short_side(job: Job) -> float:
     """Returns the median of the short sides of the training images, in pixels."""
-    rows = schemas.read_published(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"])
-    rows = rows.filter(pc.equal(rows["split"], job.train_split))
-    return float(np.median(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy())))
+    sides = []
+    for images in schemas.read_images(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"]):
+        rows = images.filter(pc.equal(images["split"], job.train_split))
+        sides.append(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy()))
+    return float(np.median(np.concatenate(sides)))
 
 
 def _describe_training(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:

@@ -89,7 +89,7 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
         raise CorruptDataset(f"{path} has no record of a dataset at offset {offset}: {error}") from error
 
 
-def record_lengths(directory: str, dataset: Manifest) -> Any:
+def record_lengths(directory: str, dataset: Manifest) -> np.ndarray:
     """Returns the payload sizes of all records of a dataset in bytes, int64[records].
 
     The offsets in `images.parquet` give the sizes; no shard is opened.
@@ -101,23 +101,43 @@ def record_lengths(directory: str, dataset: Manifest) -> Any:
     Raises:
       CorruptDataset: the table is damaged, or belongs to another manifest.
     """
-    path = storage.join(directory, manifest.IMAGES_NAME)
-    images = schemas.read_published(path, ["split", "shard", "offset"])
     lengths = [np.empty(0, np.int64)]
-    for split, info in dataset.splits.items():
-        rows = images.filter(pc.equal(images["split"], split))
-        shard, offset = (rows[name].to_numpy().astype(np.int64) for name in ("shard", "offset"))
-        order = np.lexsort((offset, shard))
-        shard, offset = shard[order][shard[order] >= 0], offset[order][shard[order] >= 0]
-        # Checked first: the memory of `bincount` grows with the largest number, which may be forged.
-        has_valid_shards = not len(shard) or shard.max() < len(info.shards)
-        if not has_valid_shards or not np.array_equal(np.bincount(shard), [one.records for one in info.shards]):
-            raise CorruptDataset(f"{path} is not the table of {manifest.MANIFEST_NAME}; write the dataset again")
-        ends = np.append(offset[1:], 0)
-        last = np.flatnonzero(np.append(shard[1:] != shard[:-1], True))
-        ends[last] = [one.bytes for one in info.shards]
-        lengths.append(ends - offset - tfrecord.OVERHEAD)
+    for split, index, rows in read_shard_rows(directory, dataset, tuple(dataset.splits), ["offset"]):
+        end = dataset.split(split).shards[index].bytes
+        lengths.append(np.diff(rows["offset"].to_numpy(), append=end) - tfrecord.OVERHEAD)
     return np.concatenate(lengths)
+
+
+_SHARD_ROWS = """
+    SELECT {columns} FROM images WHERE split = $split AND shard = $shard ORDER BY "offset" LIMIT $most"""
+
+
+def read_shard_rows(
+    directory: str, dataset: Manifest, splits: Sequence[str], columns: Sequence[str]
+) -> Iterator[tuple[str, int, pa.Table]]:
+    """Yields the split and the index of each shard of some splits, and the rows of its images in record order.
+
+    Args:
+      directory: directory of a published dataset.
+      dataset: its manifest.
+      splits: names of the splits.
+      columns: names of columns of `images.parquet`.
+
+    Raises:
+      CorruptDataset: the table is damaged, or belongs to another manifest.
+    """
+    with open_images(directory, list(dict.fromkeys(("split", "shard", "offset", *columns)))) as images:
+        statement = _SHARD_ROWS.format(columns=", ".join(f'"{name}"' for name in columns))
+        for split in splits:
+            for index, shard in enumerate(dataset.split(split).shards):
+                rows = images.query(statement, split=split, shard=index, most=shard.records + 1)
+                if len(rows) != shard.records:
+                    table = storage.join(directory, manifest.IMAGES_NAME)
+                    raise CorruptDataset(
+                        f"{table} is not the table of {manifest.MANIFEST_NAME}: {shard.name} of {split} does not have "
+                        f"{plural(shard.records, 'row')} there; write the dataset again"
+                    )
+                yield split, index, rows
 
 
 @contextlib.contextmanager

@@ -225,10 +225,6 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
     }
 
 
-_SHARD_OFFSETS = """
-    SELECT "offset" FROM images WHERE split = $split AND shard = $shard ORDER BY "offset" """
-
-
 def write_dali_index(
     directory: str, dataset: Manifest, splits: tuple[str, ...], out: str
 ) -> dict[str, tuple[ExportedFile, ...]]:
@@ -246,21 +242,14 @@ def write_dali_index(
     Raises:
       CorruptDataset: `images.parquet` is damaged, or does not match the shards.
     """
-    path = storage.join(directory, manifest.IMAGES_NAME)
-    index_files: dict[str, tuple[ExportedFile, ...]] = {}
-    with lookup.open_images(directory, ["split", "shard", "offset"]) as images:
-        for split in splits:
-            index_files[split] = ()
-            split_shards = dataset.split(split).shards
-            for index, shard in enumerate(split_shards):
-                starts = images.column(_SHARD_OFFSETS, split=split, shard=index)
-                if len(starts) != shard.records:
-                    raise CorruptDataset(f"{path} has {len(starts)} rows for {shard.name}, which holds {shard.records}")
-                stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
-                name = f"{shards.split_dir(split)}/{stem}.idx"
-                content = _dali_index(starts, shard.bytes)
-                storage.write_bytes(storage.join(out, name), content)
-                index_files[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
+    index_files: dict[str, tuple[ExportedFile, ...]] = dict.fromkeys(splits, ())
+    for split, index, rows in lookup.read_shard_rows(directory, dataset, splits, ["offset"]):
+        split_shards = dataset.split(split).shards
+        stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
+        name = f"{shards.split_dir(split)}/{stem}.idx"
+        content = _dali_index(rows["offset"].to_numpy(), split_shards[index].bytes)
+        storage.write_bytes(storage.join(out, name), content)
+        index_files[split] += (ExportedFile(name=name, samples=len(rows), bytes=len(content)),)
     return index_files
 
 

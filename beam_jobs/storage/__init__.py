@@ -39,7 +39,6 @@ _NO_FILE_ERRORS = frozenset(
         *(errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENODEV),
     }
 )
-_COPY_BYTES = 1 << 20
 _COPY_IN_MEMORY_BYTES = 32 << 20  # a smaller file needs no disk
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
@@ -118,7 +117,7 @@ def open_random(path: str) -> Iterator[BinaryIO]:
         with contextlib.ExitStack() as stack:
             with _temporary_errors(path):
                 copy = stack.enter_context(tempfile.TemporaryFile())
-            for block in itertools.chain([start], iter(lambda: source.read(_COPY_BYTES), b"")):
+            for block in itertools.chain([start], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
                 with _temporary_errors(path):
                     copy.write(block)
             copy.seek(0)

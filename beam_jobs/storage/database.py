@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,20 +37,22 @@ class Database:
       thread: runs the statements.
       spill: local directory of its files.
       batch_rows: number of rows of a batch.
+      larger_mb: limits of the memory for statements that need more, in MB.
     """
 
     connection: duckdb.DuckDBPyConnection
     thread: ThreadPoolExecutor
     spill: str
     batch_rows: int = _BATCH_ROWS
+    larger_mb: Iterator[int] = field(default_factory=lambda: iter(()))
 
     def run(self, statement: str, **parameters: object) -> None:
         """Runs a statement."""
-        self._wait(lambda: self.connection.execute(statement, parameters or None))
+        self._execute(lambda: self.connection.execute(statement, parameters or None))
 
     def query(self, statement: str, **parameters: object) -> pa.Table:
         """Returns the rows of a query."""
-        return self._wait(lambda: self.connection.execute(statement, parameters or None).fetch_arrow_table())
+        return self._execute(lambda: self.connection.execute(statement, parameters or None).fetch_arrow_table())
 
     def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a query, some thousands at a time; no other statement may run meanwhile."""
@@ -68,7 +70,7 @@ class Database:
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Creates a table of the database with rows."""
-        self._wait(lambda: self.connection.from_arrow(rows).create(table))
+        self._execute(lambda: self.connection.from_arrow(rows).create(table))
 
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
         """Creates a table of the database with rows that come in parts, at least one."""
@@ -77,11 +79,23 @@ class Database:
 
     def add(self, table: str, rows: pa.Table, create: bool) -> None:
         """Adds rows to a table, or creates it with them."""
-        self._wait(partial(self._add, table, rows, create))
+        self._execute(partial(self._add, table, rows, create))
 
     def _add(self, table: str, rows: pa.Table, create: bool) -> None:
         relation = self.connection.from_arrow(rows)
         (relation.create if create else relation.insert_into)(table)
+
+    def _execute(self, statement: Callable[[], T]) -> T:
+        """Runs a statement, again with a larger limit while the memory does not suffice and there is one."""
+        try:
+            return self._wait(statement)
+        except Exception as error:
+            is_too_small = _OUT_OF_MEMORY in str(error) and _SPILL_FULL not in str(error)
+            limit = next(self.larger_mb, None) if is_too_small else None
+            if limit is None:
+                raise
+        self.connection.execute(f"SET memory_limit = '{limit}MB'")
+        return self._execute(statement)
 
     def _wait(self, work: Callable[[], T]) -> T:
         """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
@@ -100,7 +114,8 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
 
     Args:
       purpose: what its rows are for, such as `the plan`, for messages.
-      memory_mb: limit of its memory, in MB.
+      memory_mb: limit of its memory, in MB. Without `memory_option`, a statement that needs more gets up to half of the
+        memory that is free.
       spill: local directory for what exceeds the memory; that of temporary files when empty.
       memory_option: name of the option with the limit, such as `plan_memory_mb`.
 
@@ -115,7 +130,13 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
         contextlib.closing(_connect(directory, memory_mb)) as connection,
         ThreadPoolExecutor(1, thread_name_prefix="feedline-database") as thread,
     ):
-        yield Database(connection=connection, thread=thread, spill=directory)
+        larger_mb = iter(()) if memory_option else _larger_limits(memory_mb)
+        yield Database(connection=connection, thread=thread, spill=directory, larger_mb=larger_mb)
+
+
+def _larger_limits(memory_mb: int) -> Iterator[int]:
+    while (memory_mb := 2 * memory_mb) <= system.free_bytes() / 2e6:
+        yield memory_mb
 
 
 @contextlib.contextmanager
@@ -152,7 +173,9 @@ def _explain_errors(purpose: str, spill: str, memory_mb: int, memory_option: str
                 f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
             ) from None
         if not memory_option:
-            raise FeedlineError(f"a query of {purpose} needs more than {memory_mb} MB of memory ({cause})") from None
+            raise FeedlineError(
+                f"{purpose} need more than half of the free memory ({cause}); run the same command where more is free"
+            ) from None
         raise OptionError(
             f"{memory_option} is {memory_mb}, and {purpose} needs more ({cause}); set a larger "
             f"--{memory_option.replace('_', '-')}"

@@ -87,8 +87,8 @@ class Images:
     """The images of a dataset, dropped ones included.
 
     Attributes:
-      database: the rows of `images.parquet` as the table `images`, with `place`, the split, empty for an image
-        without a record, and `labels`, the classes as one text; the table `classes` with `row` and `label`, a row for
+      database: the rows of `images.parquet` as `images`, with `place`, the split, empty for an image
+        without a record, and `labels`, the classes as one text; `classes` with `row` and `label`, a row for
         each class of an image, `NO_CLASS` without any; and `user_values`, the values of user columns of images with a
         record, see `lookup.open_images`, with `place`.
       dataset: the manifest.
@@ -134,12 +134,12 @@ class Images:
 
 _ROW = "SELECT * EXCLUDE (row, place, labels) FROM images WHERE row = $number"
 _IMAGES = """
-    CREATE TABLE images AS
+    CREATE VIEW images AS
     SELECT *, CASE WHEN shard >= 0 THEN split ELSE '' END AS place, {labels} AS labels FROM rows"""
 _SEVERAL_LABELS = "regexp_replace(regexp_extract(annotations, '{labels_re}', 1), '^(null|\\[\\])$', '')"
-_ONE_CLASS = "CREATE TABLE classes AS SELECT row, label FROM images"
+_ONE_CLASS = "CREATE VIEW classes AS SELECT row, label FROM images"
 _CLASSES = """
-    CREATE TABLE classes AS SELECT row, label FROM labels
+    CREATE VIEW classes AS SELECT row, label FROM labels
     UNION ALL SELECT row, '{no_class}' AS label FROM images ANTI JOIN labels USING (row)"""
 
 
@@ -158,7 +158,6 @@ def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
     labels = "label" if is_single else _SEVERAL_LABELS.format(labels_re=schemas.LABELS_RE)
     with lookup.open_images(directory, schemas.IMAGES.names, "rows", with_values=True) as database:
         database.run(_IMAGES.format(labels=labels))
-        database.run("DROP TABLE rows")
         database.run(_USER_VALUES)
         database.run(_ONE_CLASS if is_single else _CLASSES.format(no_class=NO_CLASS))
         yield Images(database, dataset)

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from beam_jobs import storage
 from beam_jobs.common.system import cores, map_ordered
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import lookup, manifest, record, tfrecord
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError
 from beam_jobs.images.decode import decode_checked
@@ -194,35 +192,20 @@ def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
 
 def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
     """Yields the locations of the records of each shard."""
-    shards = dataset.split(split).shards
-    table = _load_table(path, dataset)
-    shard, offset = table["shard"].to_numpy(), table["offset"].to_numpy()
-    rows = np.flatnonzero((table["split"].to_numpy() == split) & (shard >= 0))  # -1: a duplicate that was dropped
-    rows = rows[np.lexsort((offset[rows], shard[rows]))]
-    edges = np.searchsorted(shard[rows], np.arange(len(shards) + 1))
-    for index, (info, name) in enumerate(zip(shards, dataset.shard_paths(path, split), strict=True)):
-        members = rows[edges[index] : edges[index + 1]]
-        if len(members) != info.records:
-            raise CorruptDataset(
-                f"{manifest.IMAGES_NAME} of {path} has {len(members)} rows for {name}, {manifest.MANIFEST_NAME} says "
-                f"{info.records}; ingest again"
-            )
-        bounds = [*offset[members].tolist(), info.bytes]
-        keys = table["key"].take(members).to_pylist()
-        first = int(edges[index])
-        yield [
-            _Location(number=first + nth, shard=name, start=bounds[nth], end=bounds[nth + 1], key=key)
-            for nth, key in enumerate(keys)
-        ]
-
-
-def _load_table(path: str, dataset: Manifest) -> schemas.pa.Table:
-    name = storage.join(path, manifest.IMAGES_NAME)
-    table = schemas.read_published(name, ["key", "split", "shard", "offset"])
+    table = storage.join(path, manifest.IMAGES_NAME)
     # A wrong offset would make intact records look damaged, and Parquet has no checksum of the table.
-    if storage.digest(name)[1] != dataset.tables[manifest.IMAGES_NAME]:
-        raise CorruptDataset(f"{name} has changed since it was published, so no record can be found; ingest again")
-    return table
+    if storage.digest(table)[1] != dataset.tables[manifest.IMAGES_NAME]:
+        raise CorruptDataset(f"{table} has changed since it was published, so no record can be found; ingest again")
+    names, first = dataset.shard_paths(path, split), 0
+    for _, index, rows in lookup.read_shard_rows(path, dataset, (split,), ["offset", "key"]):
+        bounds = [*rows["offset"].to_pylist(), dataset.split(split).shards[index].bytes]
+        yield [
+            _Location(number=number, shard=names[index], start=start, end=end, key=key)
+            for number, ((start, end), key) in enumerate(
+                zip(itertools.pairwise(bounds), rows["key"].to_pylist(), strict=True), first
+            )
+        ]
+        first += len(rows)
 
 
 def _read_shard(locations: list[_Location]) -> Iterator[tuple[_Location, bytes | str]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import pyarrow.compute as pc
 import tensorflow as tf
 
 from beam_jobs import storage
@@ -162,10 +163,10 @@ def _require_one_kind(name: str, kinds: set[type]) -> type:
 
 
 def _read_cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the distinct JSON cells in a column of `images.parquet`, of all records in shards."""
-    table = schemas.read_published(storage.join(path, IMAGES_NAME), [column, "shard"])
-    texts = zip(table[column].to_pylist(), table["shard"].to_pylist(), strict=True)
-    yield from (schemas.cell(text) for text in {text for text, shard in texts if shard >= 0} if text)
+    """Yields the JSON cells in a column of `images.parquet`, of all records in shards; few of them repeatedly."""
+    for rows in schemas.read_images(storage.join(path, IMAGES_NAME), [column, "shard"]):
+        texts = rows.filter(pc.greater_equal(rows["shard"], 0))[column].unique().to_pylist()
+        yield from (schemas.cell(text) for text in texts if text)
 
 
 def _check_target(path: str, target: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from beam_jobs.common import system
 from beam_jobs.errors import CorruptDataset, DiskError, FeedlineError
 from beam_jobs.storage.database import open_database
 
@@ -31,10 +32,17 @@ def test_an_error_of_the_rows_is_passed_on():
     ("error", "limits", "query", "message"),
     [
         (DiskError, "SET max_temp_directory_size = '1MB'", SORT, "has no room for the rows of a test .*; make room"),
-        (FeedlineError, "SELECT 1", LIST, "^a query of the rows of a test needs more than 40 MB of memory"),
+        (
+            FeedlineError,
+            "SELECT 1",
+            LIST,
+            "^the rows of a test need more than half of the free memory .*; run the same",
+        ),
     ],
 )
-def test_what_a_query_lacks_is_named(error, limits, query, message):
+def test_what_a_query_lacks_is_named(error, limits, query, message, monkeypatch):
+    monkeypatch.setattr(system, "free_bytes", lambda: 100e6)
+
     def ask():
         with open_database("the rows of a test", 40) as database:
             database.run(limits)
@@ -42,3 +50,9 @@ def test_what_a_query_lacks_is_named(error, limits, query, message):
 
     with pytest.raises(error, match=message):
         ask()
+
+
+def test_a_query_that_does_not_fit_gets_more_of_the_free_memory():
+    with open_database("the rows of a test", 40) as database:
+        assert database.number(LIST) == 2_000_000
+        assert database.number("SELECT count(*) FROM range(5)") == 5
