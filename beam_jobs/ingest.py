@@ -178,7 +178,7 @@ class _Ingest:
                 self.options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,
-                old.images if old else None,
+                old.images if old else "",
                 old.manifest.labels if old else (),
                 spill,
             )

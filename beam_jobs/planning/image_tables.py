@@ -53,12 +53,12 @@ class ImageTables(Database):
       groups: each name of a group, and its hash.
 
     Attributes:
-      old: `IMAGES` rows of the dataset that is added to.
+      old: number of images of the dataset that is added to.
       facts: paths of local files of the `EXAMINED` rows of the new images.
       label_kind: one of `types.LABEL_KINDS`.
     """
 
-    old: pa.Table
+    old: int
     facts: tuple[str, ...]
     label_kind: str
 
@@ -70,7 +70,7 @@ class ImageTables(Database):
         """
         paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
         rows = dict(zip(*self.query(_FILE_ROWS.format(paths=paths)).to_pydict().values(), strict=True))
-        starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=len(self.old))
+        starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=self.old)
         self.insert("files", pa.table({"filename": pa.array(self.facts), "start": pa.array(starts)}))
         self.run(_FACTS_VIEW.format(paths=paths))
         columns = "".join(f", {name}" for name in appearance)
@@ -84,7 +84,7 @@ class ImageTables(Database):
 @contextlib.contextmanager
 def open_tables(
     facts: Sequence[str],
-    existing: pa.Table | None,
+    existing: str,
     options: IngestOptions,
     label_kind: str,
     spill: str = "",
@@ -93,19 +93,20 @@ def open_tables(
 
     Args:
       facts: paths of the Parquet files of the `EXAMINED` rows of the new images.
-      existing: `IMAGES` rows of the dataset that is added to; None for a new dataset.
+      existing: path of the image table of the dataset that is added to; empty for a new dataset.
       options: seed of the hashes, the policy for near duplicates, and the memory of the database.
       label_kind: one of `types.LABEL_KINDS`.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
+      CorruptDataset: the table of `existing` is damaged.
       DiskError: the disk of `spill` is full.
       OptionError: the memory of the database is too small.
       ValueError: a new image has the key of an existing one.
     """
-    old = schemas.IMAGES.empty_table() if existing is None else existing
     appearance = () if options.near_duplicates == "off" else near_duplicates.COLUMNS
     with open_database("the plan", options.plan_memory_mb, spill, "plan_memory_mb") as database:
+        old = _insert_existing(database, existing, options.seed, label_kind, appearance)
         tables = ImageTables(
             connection=database.connection,
             thread=database.thread,
@@ -115,11 +116,10 @@ def open_tables(
             facts=tuple(_local_files(facts, database.spill)),
             label_kind=label_kind,
         )
-        tables.insert("images", _old_images(old, label_kind, options.seed, appearance))
         if facts:
             tables.insert_facts(appearance)
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
-        if len(old) and tables.number(_KNOWN_KEYS):
+        if old and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
         yield tables, _reject_repeated_keys(tables)
 
@@ -145,12 +145,22 @@ _LATER_ROWS = """
         FROM facts JOIN repeated USING (id)) WHERE position > 1 ORDER BY key, position"""
 
 
-def _old_images(table: pa.Table, label_kind: str, seed: int, appearance: Sequence[str]) -> pa.Table:
+def _insert_existing(database: Database, existing: str, seed: int, label_kind: str, appearance: Sequence[str]) -> int:
+    """Creates the table `images` with the images of the dataset that is added to, and returns their number."""
+    database.insert("images", _old_images(schemas.IMAGES.empty_table(), 0, label_kind, seed, appearance))
+    count = 0
+    for rows in schemas.read_images(existing, schemas.IMAGES.names) if existing else ():
+        database.add("images", _old_images(rows, count, label_kind, seed, appearance), create=False)
+        count += len(rows)
+    return count
+
+
+def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appearance: Sequence[str]) -> pa.Table:
     """Returns what the queries need of the `IMAGES` rows of the dataset that is added to."""
     count = len(table)
     labels, annotated = _label_sets(table, label_kind)
     columns = {
-        "id": pa.array(np.arange(count)),
+        "id": pa.array(np.arange(first, first + count)),
         "is_new": pa.repeat(False, count),
         "written": pc.greater_equal(table["shard"], 0),
         "key": table["key"],

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from beam_jobs import storage
 from beam_jobs.dataset import lookup, schemas, shards
 from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.schemas import Float32Changes
@@ -55,7 +56,8 @@ class Plan:
       dropped: the new images that the policies leave out, as a split without a name.
       near_dropped: number of dropped images that resemble another image without being a copy.
       rejects: images that have the key of another image.
-      existing: `IMAGES` rows of the dataset that is added to, with clusters that include the new images.
+      existing: path of a file of the `IMAGES` rows of the dataset that is added to, with clusters that include the new
+        images; empty for a new dataset.
       clusters: number of sets of images with equal bytes.
       cluster_images: number of images in those sets.
       label_conflicts: number of those sets whose images have different labels.
@@ -75,7 +77,7 @@ class Plan:
     dropped: SplitPlan
     near_dropped: int
     rejects: tuple[Reject, ...]
-    existing: pa.Table
+    existing: str
     clusters: int
     cluster_images: int
     label_conflicts: int
@@ -94,7 +96,7 @@ def make_plan(
     options: IngestOptions,
     directory: str,
     label_kind: str = "single",
-    existing: pa.Table | None = None,
+    existing: str = "",
     labels: Sequence[str] = (),
     spill: str = "",
 ) -> Plan:
@@ -108,29 +110,31 @@ def make_plan(
       options: splits, seed, shard size and policies.
       directory: directory of the files of rows.
       label_kind: one of `types.LABEL_KINDS`.
-      existing: `IMAGES` rows of the dataset that is added to, without keys of `facts`; None for a new dataset.
+      existing: path of the image table of the dataset that is added to, without keys of `facts`; empty for a new
+        dataset.
       labels: class names of that dataset; they keep their indices.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
 
     Raises:
       EmptySplit: a split of a new dataset would hold no image.
+      CorruptDataset: the table of `existing` is damaged.
       SplitConflict: there are `leaks`, and `split_conflicts` is `refuse`.
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
     with open_tables(facts, existing, options, label_kind, spill) as (tables, rejects):
-        _check_options(tables.old, options, label_kind, labels)
+        _check_options(existing, options, label_kind, labels)
         duplicates.find_sets(tables, options)
         splits.assign(tables, options)
         leaks = _leaks(tables, options)
         names = vocabulary(tables.query(_CLASSES)["name"].to_pylist(), labels)
-        rows = _PlannedRows(tables, options, directory, names)
+        rows = _PlannedRows(tables, existing, options, directory, names)
         return Plan(
             labels=names,
             splits=rows.splits,
             dropped=rows.dropped,
             rejects=rejects,
-            existing=_existing(tables),
+            existing=_write_existing(tables, existing, directory) if existing else "",
             duplicate_sets=tuple(map(tuple, tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist())),
             leaks=leaks,
             float32_changes={name: item for name, item in sorted(rows.float32_changes.items()) if item.changed},
@@ -150,7 +154,7 @@ _TOTALS = "SELECT place, count(*) AS images, sum(size)::BIGINT AS bytes FROM pla
 _ROWS = """
     SELECT facts.* EXCLUDE (id, {plan_facts}), placed.* EXCLUDE (id)
     FROM facts JOIN placed USING (id) ORDER BY place, position, key"""
-_EXISTING = "SELECT cluster, near_cluster FROM named WHERE NOT is_new ORDER BY id"
+_EXISTING = "SELECT cluster, near_cluster AS near FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
     "clusters": "SELECT count(DISTINCT content) FROM copies",
     "cluster_images": "SELECT count(*) FROM copies",
@@ -194,17 +198,18 @@ def _label_indices(images: pa.Table, label_kind: str, names: tuple[str, ...]) ->
     return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
 
 
-def _check_options(old: pa.Table, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
+def _check_options(existing: str, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
     if options.stratify and label_kind == "none":
         raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
-    unknown = set(pc.unique(old["split"]).to_pylist()) - {*options.splits, ""}
-    if unknown:
-        raise OptionError(
-            f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
-            "add images with the --splits it was made with"
-        )
-    if not _label_indices(old, label_kind, tuple(labels)).equals(old["label_index"].combine_chunks()):
-        raise ValueError("the existing images have other class indices; pass the labels of their dataset")
+    for old in schemas.read_images(existing, ["split", "label", "label_index"]) if existing else ():
+        unknown = set(pc.unique(old["split"]).to_pylist()) - {*options.splits, ""}
+        if unknown:
+            raise OptionError(
+                f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
+                "add images with the --splits it was made with"
+            )
+        if not _label_indices(old, label_kind, tuple(labels)).equals(old["label_index"].combine_chunks()):
+            raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
 
 def _leaks(tables: ImageTables, options: IngestOptions) -> tuple[Leak, ...]:
@@ -234,17 +239,19 @@ class _PlannedRows:
       mask_values: see `Plan`.
     """
 
-    def __init__(self, tables: ImageTables, options: IngestOptions, directory: str, labels: tuple[str, ...]) -> None:
+    def __init__(
+        self, tables: ImageTables, existing: str, options: IngestOptions, directory: str, labels: tuple[str, ...]
+    ) -> None:
         self._tables, self._labels = tables, labels
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
-        old = tables.old.filter(pc.greater_equal(tables.old["shard"], 0))
-        for start in range(0, len(old), _ROW_GROUP):
-            schemas.count_float32_changes(self.float32_changes, old["extra"].slice(start, _ROW_GROUP))
+        for old in schemas.read_images(existing, ["shard", "extra"]) if existing else ():
+            written = old.filter(pc.greater_equal(old["shard"], 0))
+            schemas.count_float32_changes(self.float32_changes, written["extra"])
         tables.run(_PLACED)
         totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
         for place, name in enumerate(options.splits):
-            if place not in totals and not len(tables.old):
+            if place not in totals and not tables.old:
                 raise _empty_split(name, options)
         rows_by_place = {}
         thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-rows")
@@ -310,9 +317,17 @@ def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
 
-def _existing(tables: ImageTables) -> pa.Table:
-    """Returns the existing rows with the names of their new clusters."""
-    rows, table = tables.query(_EXISTING), tables.old
-    for name, column in (("cluster", rows["cluster"]), ("near", rows["near_cluster"])):
-        table = table.set_column(table.schema.get_field_index(name), name, column)
-    return table
+def _write_existing(tables: ImageTables, existing: str, directory: str) -> str:
+    """Writes the existing rows with the names of their new clusters, and returns the path of the file."""
+    path = storage.join(directory, "existing.parquet")
+    names = (pa.Table.from_batches([batch]) for batch in tables.batches(_EXISTING))
+    with schemas.table_writer(path, schemas.IMAGES, durable=False) as write:
+        pending = pa.Table.from_pylist([], pa.schema([(name, pa.string()) for name in ("cluster", "near")]))
+        for rows in schemas.read_images(existing, schemas.IMAGES.names):
+            while len(pending) < len(rows):
+                pending = pa.concat_tables([pending, next(names)])
+            columns = {name: rows[name] for name in rows.column_names}
+            columns |= {name: pending[name].slice(0, len(rows)) for name in pending.column_names}
+            write(pa.table(columns, schemas.IMAGES))
+            pending = pending.slice(len(rows))
+    return path

@@ -8,6 +8,9 @@ the old one by rename, see `replace`.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import itertools
 import os
 import shutil
 from collections import Counter
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from beam_jobs import storage
@@ -31,6 +35,9 @@ from beam_jobs.types import LABEL_KINDS, ImageRef
 _SETTINGS = {name: setting for name, setting in fields(IngestOptions).items() if setting.field.scope != "run"}
 # Options that must be equal for all images of a dataset, and options whose values in the dataset are the defaults.
 _MUST_AGREE = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "same")
+_KEYS_AT_ONCE = 1 << 13
+_DIGEST_BYTES = 16
+_DIGEST_TYPE = np.dtype(f"S{_DIGEST_BYTES}")  # drops zeros at the end, of both sides of a comparison
 _MAY_DIFFER = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "kept")
 
 
@@ -41,14 +48,24 @@ class ExistingDataset:
     Attributes:
       directory: its directory.
       manifest: its manifest.
-      images: its `IMAGES` rows.
+      images: path of its image table.
       rejects: its `REJECTS` rows.
     """
 
     directory: str
     manifest: Manifest
-    images: pa.Table
+    images: str
     rejects: pa.Table
+
+    @functools.cached_property
+    def image_keys(self) -> np.ndarray:
+        """Digests of the keys of its images, bytes16[images], sorted.
+
+        Raises:
+          CorruptDataset: the image table is damaged.
+        """
+        tables = schemas.read_images(self.images, ["key"])
+        return np.sort(np.concatenate([_digests(rows["key"].to_pylist()) for rows in tables]))
 
     def shard_counts(self) -> dict[str, int]:
         """Returns split -> number of shards."""
@@ -105,7 +122,7 @@ def load_existing(options: IngestOptions, label_kind: str, recorded_options: dic
     return ExistingDataset(
         directory=options.out,
         manifest=dataset,
-        images=schemas.read_published(storage.join(options.out, manifest.IMAGES_NAME)),
+        images=storage.join(options.out, manifest.IMAGES_NAME),
         rejects=schemas.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
     )
 
@@ -143,12 +160,24 @@ def new_entries(
 
     Keys are compared without signatures of URLs, because older datasets contain keys with signatures.
     """
-    image_keys = set(map(http_fetch.unsigned, existing.images["key"].to_pylist()))
     reject_keys = set(map(http_fetch.unsigned, existing.rejects["key"].to_pylist()))
-    for entry in entries:
-        key = http_fetch.unsigned(entry.key)
-        if key not in image_keys and (key in reject_keys) == retry:
-            yield entry
+    remaining = iter(entries)
+    while chunk := list(itertools.islice(remaining, _KEYS_AT_ONCE)):
+        is_known = _contains(existing.image_keys, _digests(entry.key for entry in chunk))
+        for entry in itertools.compress(chunk, ~is_known):
+            if (http_fetch.unsigned(entry.key) in reject_keys) == retry:
+                yield entry
+
+
+def _digests(keys: Iterable[str]) -> np.ndarray:
+    """Returns digests without signatures of URLs, of 128 bits: no two keys of a source have the same one by chance."""
+    texts = (http_fetch.unsigned(key).encode("utf-8", "surrogatepass") for key in keys)
+    return np.fromiter((hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() for text in texts), _DIGEST_TYPE)
+
+
+def _contains(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns whether each wanted value is among sorted values, bool[wanted]."""
+    return np.searchsorted(values, wanted, "left") < np.searchsorted(values, wanted, "right")
 
 
 def link_shards(existing: ExistingDataset, out: str, totals: dict[str, int]) -> None:

@@ -305,8 +305,8 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
 
 def _images(plan: Plan, tasks: Sequence[ShardTask], work: str, tally: _Tally, label_kind: str) -> Iterator[pa.Table]:
     """Yields the `IMAGES` rows of a dataset: the old ones, the dropped ones, then shard after shard."""
-    for start in range(0, len(plan.existing), _ROW_GROUP):
-        yield plan.existing.slice(start, _ROW_GROUP)
+    if plan.existing:
+        yield from schemas.read_images(plan.existing, schemas.IMAGES.names)
     for part in plan.dropped.shards:
         yield _image_rows(part.read(), "", -1, [-1] * part.images)
 

@@ -39,6 +39,7 @@ class LoadedPlan:
 
     def __init__(self, made: Plan) -> None:
         self.__dict__.update(vars(made))
+        self.existing = schemas.read(made.existing) if made.existing else schemas.IMAGES.empty_table()
         self.splits = tuple(map(load, made.splits))
         self.dropped = load(made.dropped).images
 
@@ -81,7 +82,10 @@ def make_plan(
     half = len(examined) // 2
     facts = facts_of([examined.slice(0, half), examined.slice(half)], options.seed)
     with tempfile.TemporaryDirectory() as directory:
-        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, existing, labels))
+        table = f"{directory}/images.parquet" if existing is not None else ""
+        if existing is not None:
+            schemas.write_table(table, existing, durable=False)
+        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, table, labels))
 
 
 def change_rows(split: SplitPlan, directory: str, change: Callable[[pa.Table], pa.Table], labels=()) -> SplitPlan:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import OptionError, SplitConflict
+from beam_jobs.storage import parquet
 from tests.beam_jobs.loaded_plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
@@ -114,6 +115,15 @@ def test_sets_are_named_after_existing_members():
     assert plan.existing.drop(["cluster", "near"]).equals(existing.drop(["cluster", "near"]))
     again = published(append(after, replace(HALVES, near_duplicates="report"), (make_ref("last"), looking_like(2))))
     assert column(again, "near")["last"] == column(after, "near")["two"]
+
+
+def test_existing_rows_that_come_in_parts_keep_their_names(monkeypatch):
+    existing = first((make_ref("one"), make_facts("x")), (make_ref("two"), make_facts("y")))
+    new = ((make_ref("copy"), make_facts("x")), (make_ref("another"), make_facts("y")))
+    whole = append(existing, HALVES, *new).existing
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 5)
+    assert append(existing, HALVES, *new).existing.equals(whole)
+    assert whole["key"].equals(existing["key"]) and not whole["cluster"].equals(existing["cluster"])
 
 
 def test_clusters_that_grow_into_one_take_the_smaller_name():
