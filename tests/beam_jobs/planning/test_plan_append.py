@@ -123,7 +123,8 @@ def test_existing_rows_that_come_in_parts_keep_their_names(monkeypatch):
     whole = append(existing, HALVES, *new).existing
     monkeypatch.setattr(parquet, "_BATCH_ROWS", 5)
     assert append(existing, HALVES, *new).existing.equals(whole)
-    assert whole["key"].equals(existing["key"]) and not whole["cluster"].equals(existing["cluster"])
+    assert whole["key"].equals(existing["key"])
+    assert not whole["cluster"].equals(existing["cluster"])
 
 
 def test_clusters_that_grow_into_one_take_the_smaller_name():
