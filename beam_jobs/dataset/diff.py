@@ -109,8 +109,8 @@ def compare_facts(images: Database, manifests: tuple[Manifest, Manifest]) -> dic
     for split in manifests[0].splits:
         changes = []
         for name in names:
-            sides = [images.column(_FACT.format(name=name, side=side), split=split) for side in _SIDES]
-            if all(len(side) and np.isfinite(side).all() for side in sides):
+            sides = [images.sorted_numbers(_FACT.format(name=name, side=side), split=split) for side in _SIDES]
+            if all(len(side) and np.isfinite(side[[0, -1]]).all() for side in sides):
                 changes.append(_compare_samples(name, *sides))
         if changes:
             changes_by_split[split] = changes
@@ -123,7 +123,7 @@ def _compare_samples(name: str, old: np.ndarray, new: np.ndarray) -> FactChange:
 
 
 def _min_median_max(values: np.ndarray) -> tuple[float, float, float]:
-    return float(values.min()), float(np.median(values)), float(values.max())
+    return float(values[0]), divergence.median(values), float(values[-1])
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

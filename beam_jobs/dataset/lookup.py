@@ -252,7 +252,7 @@ _FIND_LEAKS = """
     SELECT {column} AS name, split, arg_min(key, row) AS key FROM images
     WHERE {column} <> '' AND split <> '' AND hash({column}) IN (SELECT name FROM leaking)
     GROUP BY {column}, split ORDER BY name, split"""
-_ROWS_AT_ONCE = 4_000_000  # 16 bytes each, and their order
+_ROWS_AT_ONCE = 1_000_000  # 16 bytes each, and their order
 
 
 def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:

@@ -64,6 +64,12 @@ class Database:
         """Returns the only column of a query as an array."""
         return self.query(statement, **parameters).column(0).to_numpy()
 
+    def sorted_numbers(self, statement: str, **parameters: object) -> np.ndarray:
+        """Returns the only column of a query as float64 in ascending order, NaN last."""
+        values = np.require(self.column(statement, **parameters), np.float64, "W")
+        values.sort()
+        return values
+
     def number(self, statement: str, **parameters: object) -> int:
         """Returns the only number of a query; 0 for null."""
         return int(self.query(statement, **parameters).column(0)[0].as_py() or 0)

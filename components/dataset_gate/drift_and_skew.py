@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_jobs.dataset import lookup, manifest
-from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, shares
+from beam_jobs.dataset.divergence import common_edges, finite_part, histogram, jensen_shannon, median, shares
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import CorruptDataset
@@ -191,7 +191,7 @@ def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[floa
 
 _UNITS = "SELECT unit FROM {table} WHERE unit % $parts = $part"
 _COUNT = "SELECT count(*) FROM {table}"
-_UNITS_AT_ONCE = 4_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
+_UNITS_AT_ONCE = 1_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
 _SELECTED = """
     CREATE OR REPLACE TABLE {table} AS
     SELECT value, unit, row FROM ({query}) AS feature JOIN images USING (row) WHERE split = $split"""
@@ -339,8 +339,11 @@ def _feature_names(one: GateDataset, other: GateDataset) -> list[str]:
 
 def _compare_numbers(one: Side, other: Side, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns the counts of both sides in common bins, and their medians as text."""
-    values = one.database.column("SELECT value FROM first"), other.database.column("SELECT value FROM second")
-    edges = common_edges(*(side[np.isfinite(side)] for side in values))
+    values = [
+        one.database.sorted_numbers("SELECT value FROM first"),
+        other.database.sorted_numbers("SELECT value FROM second"),
+    ]
+    edges = common_edges(*map(finite_part, values))
     medians = ", ".join(f"{name} {_median(side)}" for name, side in zip(names, values, strict=True))
     return histogram(values[0], edges), histogram(values[1], edges), f"median: {medians}"
 
@@ -364,8 +367,8 @@ def _compare_categories(one: Side, other: Side, names: tuple[str, str]) -> tuple
 
 
 def _median(values: np.ndarray) -> str:
-    finite = values[np.isfinite(values)]
+    finite = finite_part(values)
     if not len(finite):
         return "none"
-    median = float(np.median(finite))
-    return f"{median:.0f}" if 1000 <= abs(median) < 1e15 else f"{median:.4g}"
+    middle = median(finite)
+    return f"{middle:.0f}" if 1000 <= abs(middle) < 1e15 else f"{middle:.4g}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from beam_jobs.common.strings import plural
+from beam_jobs.dataset import divergence
 from beam_jobs.dataset.manifest import Manifest
 from components.dataset_report import shown
 from components.dataset_report.shown import Images
@@ -220,14 +221,16 @@ def distributions(images: Images) -> Distributions:
     numbers = []
     for title, value in _number_columns(images.dataset).items():
         query = _IMAGE_VALUES.format(value=value)
-        by_split = {split: images.database.column(query, split=split) for split in splits}
+        by_split = {split: images.database.sorted_numbers(query, split=split) for split in splits}
         numbers.append(histogram(title, by_split, _LEVELS if _IN_LEVELS in title else None))
     columns = dict(zip(*images.database.query(_USER_COLUMNS).to_pydict().values(), strict=True))
     names = []
     for name in sorted(columns)[:_MAX_COLUMNS]:
         title = shown.text(name, 60)
         if columns[name]:
-            by_split = {split: images.database.column(_COLUMN_VALUES, split=split, name=name) for split in splits}
+            by_split = {
+                split: images.database.sorted_numbers(_COLUMN_VALUES, split=split, name=name) for split in splits
+            }
             numbers.append(histogram(title, by_split))
         else:
             names.append(_top_values(images, title, name, splits))
@@ -245,17 +248,17 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
 
     Args:
       title: name of the number, with its unit.
-      values: split -> numbers, float[images]; a split without numbers has no line. Numbers that are not finite are
-        ignored, and the note contains their count.
+      values: split -> numbers in ascending order, NaN last, float64[images]; a split without numbers has no line.
+        Numbers that are not finite are ignored, and the note contains their count.
       limits: ends of the axis, which include all numbers; None for minimum and maximum of the numbers.
     """
-    finite = {split: numbers[np.isfinite(numbers)] for split, numbers in values.items()}
+    finite = {split: divergence.finite_part(numbers) for split, numbers in values.items()}
     ignored = sum(len(values[split]) - len(numbers) for split, numbers in finite.items())
     finite = {split: numbers for split, numbers in finite.items() if len(numbers)}
     note = f"{plural(ignored, 'value')} not finite" if ignored else ""
     if not finite:
         return Histogram(title=title, lines=(), bins=(), ticks=("", "", ""), is_log=False, note=note)
-    edges, is_log = _edges(np.concatenate(list(finite.values())), limits)
+    edges, is_log = _edges(list(finite.values()), limits)
     counts = {split: np.histogram(numbers, edges)[0] for split, numbers in finite.items()}
     tallest = max(float((images / images.sum()).max()) for images in counts.values())
     lines = [_line(split, numbers, counts[split], tallest) for split, numbers in finite.items()]
@@ -316,17 +319,26 @@ def _number_columns(dataset: Manifest) -> dict[str, str]:
     return columns
 
 
-def _edges(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:
+def _edges(values: Sequence[np.ndarray], limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:
     if limits:
         return np.linspace(*limits, _BINS + 1), False
-    low, high = float(values.min()), float(values.max())
+    low, high = float(min(numbers[0] for numbers in values)), float(max(numbers[-1] for numbers in values))
     if low == high:
         return np.array([low, high]), False
-    bins = min(_BINS, len(np.unique(values)))
+    bins = min(_BINS, len(set(itertools.chain.from_iterable(map(_first_distinct, values)))))
     is_log = low > 0 and high / low >= _LOG_RATIO
     edges = np.geomspace(low, high, bins + 1) if is_log else np.linspace(low, high, bins + 1)
     edges[0], edges[-1] = low, high  # rounding must exclude no value
     return edges, is_log
+
+
+def _first_distinct(numbers: np.ndarray) -> Iterator[float]:
+    """Yields the first distinct numbers, as many as there are bins."""
+    index = 0
+    for _ in range(_BINS):
+        if index < len(numbers):
+            yield float(numbers[index])
+            index = int(np.searchsorted(numbers, numbers[index], "right"))
 
 
 def _line(split: str, values: np.ndarray, counts: np.ndarray, tallest: float) -> Line:
@@ -334,7 +346,9 @@ def _line(split: str, values: np.ndarray, counts: np.ndarray, tallest: float) ->
     step = WIDTH / len(counts)
     steps = " ".join(f"V{height:.1f}H{step * (index + 1):.1f}" for index, height in enumerate(heights))
     edge = f"M0 {HEIGHT:.1f}{steps}V{HEIGHT:.1f}"
-    low, median, high = (shown.number(_short(float(value))) for value in np.quantile(values, (0, 0.5, 1)))
+    low, median, high = (
+        shown.number(_short(float(value))) for value in (values[0], divergence.median(values), values[-1])
+    )
     return Line(split=split, area=f"{edge}Z", edge=edge, low=low, median=median, high=high)
 
 
