@@ -102,42 +102,44 @@ def record_lengths(directory: str, dataset: Manifest) -> np.ndarray:
       CorruptDataset: the table is damaged, or belongs to another manifest.
     """
     lengths = [np.empty(0, np.int64)]
-    for split, index, rows in read_shard_rows(directory, dataset, tuple(dataset.splits), ["offset"]):
-        end = dataset.split(split).shards[index].bytes
-        lengths.append(np.diff(rows["offset"].to_numpy(), append=end) - tfrecord.OVERHEAD)
+    with open_images(directory, SHARD_COLUMNS) as images:
+        for split, index, rows in read_shard_rows(images, directory, dataset, tuple(dataset.splits), ["offset"]):
+            end = dataset.split(split).shards[index].bytes
+            lengths.append(np.diff(rows["offset"].to_numpy(), append=end) - tfrecord.OVERHEAD)
     return np.concatenate(lengths)
 
 
+SHARD_COLUMNS = ("split", "shard", "offset")
 _SHARD_ROWS = """
     SELECT {columns} FROM images WHERE split = $split AND shard = $shard ORDER BY "offset" LIMIT $most"""
 
 
 def read_shard_rows(
-    directory: str, dataset: Manifest, splits: Sequence[str], columns: Sequence[str]
+    images: Database, directory: str, dataset: Manifest, splits: Sequence[str], columns: Sequence[str]
 ) -> Iterator[tuple[str, int, pa.Table]]:
     """Yields the split and the index of each shard of some splits, and the rows of its images in record order.
 
     Args:
-      directory: directory of a published dataset.
+      images: see `open_images`, with at least `columns` and `SHARD_COLUMNS`.
+      directory: directory of the dataset.
       dataset: its manifest.
       splits: names of the splits.
       columns: names of columns of `images.parquet`.
 
     Raises:
-      CorruptDataset: the table is damaged, or belongs to another manifest.
+      CorruptDataset: the table belongs to another manifest.
     """
-    with open_images(directory, list(dict.fromkeys(("split", "shard", "offset", *columns)))) as images:
-        statement = _SHARD_ROWS.format(columns=", ".join(f'"{name}"' for name in columns))
-        for split in splits:
-            for index, shard in enumerate(dataset.split(split).shards):
-                rows = images.query(statement, split=split, shard=index, most=shard.records + 1)
-                if len(rows) != shard.records:
-                    table = storage.join(directory, manifest.IMAGES_NAME)
-                    raise CorruptDataset(
-                        f"{table} is not the table of {manifest.MANIFEST_NAME}: {shard.name} of {split} does not have "
-                        f"{plural(shard.records, 'row')} there; write the dataset again"
-                    )
-                yield split, index, rows
+    statement = _SHARD_ROWS.format(columns=", ".join(f'"{name}"' for name in columns))
+    for split in splits:
+        for index, shard in enumerate(dataset.split(split).shards):
+            rows = images.query(statement, split=split, shard=index, most=shard.records + 1)
+            if len(rows) != shard.records:
+                table = storage.join(directory, manifest.IMAGES_NAME)
+                raise CorruptDataset(
+                    f"{table} is not the table of {manifest.MANIFEST_NAME}: {shard.name} of {split} does not have "
+                    f"{plural(shard.records, 'row')} there; write the dataset again"
+                )
+            yield split, index, rows
 
 
 @contextlib.contextmanager

@@ -243,13 +243,14 @@ def write_dali_index(
       CorruptDataset: `images.parquet` is damaged, or does not match the shards.
     """
     index_files: dict[str, tuple[ExportedFile, ...]] = dict.fromkeys(splits, ())
-    for split, index, rows in lookup.read_shard_rows(directory, dataset, splits, ["offset"]):
-        split_shards = dataset.split(split).shards
-        stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
-        name = f"{shards.split_dir(split)}/{stem}.idx"
-        content = _dali_index(rows["offset"].to_numpy(), split_shards[index].bytes)
-        storage.write_bytes(storage.join(out, name), content)
-        index_files[split] += (ExportedFile(name=name, samples=len(rows), bytes=len(content)),)
+    with lookup.open_images(directory, lookup.SHARD_COLUMNS) as images:
+        for split, index, rows in lookup.read_shard_rows(images, directory, dataset, splits, ["offset"]):
+            split_shards = dataset.split(split).shards
+            stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
+            name = f"{shards.split_dir(split)}/{stem}.idx"
+            content = _dali_index(rows["offset"].to_numpy(), split_shards[index].bytes)
+            storage.write_bytes(storage.join(out, name), content)
+            index_files[split] += (ExportedFile(name=name, samples=len(rows), bytes=len(content)),)
     return index_files
 
 

@@ -192,20 +192,20 @@ def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
 
 def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
     """Yields the locations of the records of each shard."""
-    table = storage.join(path, manifest.IMAGES_NAME)
-    # A wrong offset would make intact records look damaged, and Parquet has no checksum of the table.
-    if storage.digest(table)[1] != dataset.tables[manifest.IMAGES_NAME]:
-        raise CorruptDataset(f"{table} has changed since it was published, so no record can be found; ingest again")
     names, first = dataset.shard_paths(path, split), 0
-    for _, index, rows in lookup.read_shard_rows(path, dataset, (split,), ["offset", "key"]):
-        bounds = [*rows["offset"].to_pylist(), dataset.split(split).shards[index].bytes]
-        yield [
-            _Location(number=number, shard=names[index], start=start, end=end, key=key)
-            for number, ((start, end), key) in enumerate(
-                zip(itertools.pairwise(bounds), rows["key"].to_pylist(), strict=True), first
-            )
-        ]
-        first += len(rows)
+    with lookup.open_images(path, (*lookup.SHARD_COLUMNS, "key")) as images:
+        table = storage.join(path, manifest.IMAGES_NAME)
+        # A wrong offset would make intact records look damaged, and Parquet has no checksum of the table.
+        if storage.digest(table)[1] != dataset.tables[manifest.IMAGES_NAME]:
+            raise CorruptDataset(f"{table} has changed since it was published, so no record can be found; ingest again")
+        for _, index, rows in lookup.read_shard_rows(images, path, dataset, (split,), ["offset", "key"]):
+            bounds = [*rows["offset"].to_pylist(), dataset.split(split).shards[index].bytes]
+            ranges = zip(itertools.pairwise(bounds), rows["key"].to_pylist(), strict=True)
+            yield [
+                _Location(number=number, shard=names[index], start=start, end=end, key=key)
+                for number, ((start, end), key) in enumerate(ranges, first)
+            ]
+            first += len(rows)
 
 
 def _read_shard(locations: list[_Location]) -> Iterator[tuple[_Location, bytes | str]]:
