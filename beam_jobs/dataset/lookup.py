@@ -20,7 +20,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.storage.database import Database, open_database
 
-MEMORY_MB = 100  # of a database of rows; the process takes about twice as much
+MEMORY_MB = 100  # of a database of rows; results and what reads the table come on top
 
 
 def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:

@@ -23,6 +23,7 @@ from beam_jobs.dataset.divergence import common_edges, finite_part, histogram, j
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import CorruptDataset
+from beam_jobs.planning.near_duplicates import run_starts
 from beam_jobs.storage.database import Database
 from components.dataset_gate.limits import CLASS, IMAGE_PREFIX, MISSING, Comparison, Finding, GateLimits, short_name
 
@@ -246,7 +247,7 @@ class Side:
         parts = 1 + self.database.number(_COUNT.format(table=table)) // _UNITS_AT_ONCE
         for part in range(parts):
             units = np.sort(self.database.column(_UNITS.format(table=table), parts=parts, part=part))
-            starts = np.flatnonzero(np.append(True, units[1:] != units[:-1])[: len(units)])
+            starts = run_starts(units)
             weights = np.diff(starts, append=len(units)).astype(np.float64)
             total, squares = total + weights.sum(), squares + (weights**2).sum()
         return float(total**2 / squares)
