@@ -247,8 +247,7 @@ class Side:
         parts = 1 + self.database.number(_COUNT.format(table=table)) // _UNITS_AT_ONCE
         for part in range(parts):
             units = np.sort(self.database.column(_UNITS.format(table=table), parts=parts, part=part))
-            starts = run_starts(units)
-            weights = np.diff(starts, append=len(units)).astype(np.float64)
+            weights = np.diff(run_starts(units), append=len(units)).astype(np.float64)
             total, squares = total + weights.sum(), squares + (weights**2).sum()
         return float(total**2 / squares)
 
