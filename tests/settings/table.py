@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from beam_jobs.common.settings import fields
 from pipeline.config import TARGET_SECTIONS, PipelineConfig, build
 from pipeline.settings.known_settings import is_section, names, sections, target_options
 
@@ -80,7 +81,7 @@ def documented(section: str) -> set[str]:
     if section == "engine":
         return {"engine.runner"}
     if section in target_options():
-        return {f"{section}.{name}" for name in target_options()[section][1].__dataclass_fields__}
+        return {f"{section}.{name}" for name in fields(target_options()[section][1])}
     keys = {f"{section}.{name}" if section else name for name in names(section)}
     return {key for key in keys if not is_section(key)}
 
