@@ -410,17 +410,18 @@ def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
 def list_objects(directory: str) -> Iterator[ListedObject]:
     """Yields every file below a remote directory, with its path relative to the directory.
 
-    One page of the listing is in memory at a time. The order is that of the store, which sorts by name. Empty objects
-    whose name ends in a slash, which consoles create for folders, are skipped.
+    The order is that of the store; S3 and Google Storage sort by name, and are listed by several threads, see
+    `listing.list_in_order`. Empty objects whose name ends in a slash, which consoles create for folders, are skipped.
 
     Raises:
+      DiskError: there is no room for the temporary file of a long listing.
       OSError: the directory cannot be listed; a missing directory is empty.
     """
-    prefix = directory.rstrip("/") + "/"
-    with _remote(prefix) as store:
-        for entry in store.list(prefix):
-            if entry.bytes or not entry.path.endswith("/"):
-                yield entry.below(prefix)
+    from beam_jobs.storage import object_stores
+
+    for entry in object_stores.list_objects(directory.rstrip("/") + "/"):
+        if entry.bytes or not f"/{entry.path}".endswith("/"):
+            yield entry
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def read_size_and_mtime(path: str) -> tuple[int, int]:
     size = storage.size(path)
     with contextlib.suppress(OSError), object_stores.os_errors(path):
         for entry in object_stores.store_for(path).list(path):
-            if entry.path == path:  # the first entry in a listing sorted by name
+            if not entry.path:  # the file itself, the first entry in a listing sorted by name
                 return size, entry.mtime_ns
     return size, 0
 

@@ -98,7 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         return described | {"crc32c": _checksum(data)}
 
     def _list(self, query: dict) -> None:
-        names = sorted(name for name in self.server.objects if name.startswith(query["prefix"][0]))
+        offset = query.get("startOffset", [""])[0] if self.server.has_offsets else ""
+        names = sorted(name for name in self.server.objects if name.startswith(query["prefix"][0]) and name >= offset)
         start = int(query.get("pageToken", ["0"])[0])
         page = {"items": [self._described(name) for name in names[start : start + _PAGE]]}
         more = {"nextPageToken": str(start + _PAGE)} if start + _PAGE < len(names) else {}
@@ -133,7 +134,8 @@ def _checksum(data: bytes) -> str:
 class GcsServer(ThreadingHTTPServer):
     """Attributes: `objects` of the bucket `bucket` by name, `asked` holds path and range of every GET.
 
-    `cuts` is how many of the next bodies end half way, without an error of the connection.
+    `cuts` is how many of the next bodies end half way, without an error of the connection. `has_offsets` is whether a
+    listing begins at `startOffset`, which emulators ignore.
     """
 
     daemon_threads = True
@@ -143,6 +145,7 @@ class GcsServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.cuts = 0
+        self.has_offsets = True
         self.creating = threading.Lock()
 
 

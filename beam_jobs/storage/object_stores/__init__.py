@@ -8,6 +8,7 @@ pipeline, such as `--s3_endpoint_url`. Errors of the clients become `OSError`.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from apache_beam.io.filesystems import FileSystems
@@ -15,9 +16,10 @@ from apache_beam.io.localfilesystem import LocalFileSystem
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import stack
-from beam_jobs.storage.object_stores.store import ListedObject, Store, Stream, os_errors
+from beam_jobs.storage.object_stores.listing import list_in_order
+from beam_jobs.storage.object_stores.store import ListedObject, SortedStore, Store, Stream, os_errors
 
-__all__ = ["ListedObject", "Store", "create", "open_read", "os_errors", "store_for"]
+__all__ = ["ListedObject", "Store", "create", "list_objects", "open_read", "os_errors", "store_for"]
 
 
 def store_for(path: str) -> Store:
@@ -64,6 +66,27 @@ def create(path: str) -> BinaryIO:
     """
     with os_errors(path):
         return Stream(store_for(path).create(path), path).buffered()
+
+
+def list_objects(prefix: str) -> Iterator[ListedObject]:
+    """Yields every object whose path begins with a prefix; see `storage.list_objects`.
+
+    Raises:
+      DiskError: there is no room for the temporary file of a long listing.
+      OSError: the store cannot be listed.
+    """
+    with os_errors(prefix):
+        store = store_for(prefix)
+        if not isinstance(store, SortedStore):
+            yield from store.list(prefix)
+            return
+
+    def pages(after: str) -> Iterator[list[ListedObject]]:
+        # Each thread has a store of its own.
+        with os_errors(prefix):
+            yield from filter(None, store_for(prefix).pages(prefix, after))
+
+    yield from list_in_order(pages)
 
 
 class PipelineOptionsFileSystem(LocalFileSystem):

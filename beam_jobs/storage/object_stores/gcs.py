@@ -29,7 +29,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import HTTPError
 
-from beam_jobs.storage.object_stores.store import ListedObject, Store, already_exists, invalid_path
+from beam_jobs.storage.object_stores.store import ListedObject, SortedStore, already_exists, invalid_path
 
 LOGIN = "gcloud auth application-default login"
 LOGIN_REMEDY = f"make some with `{LOGIN}`, or name a key file in GOOGLE_APPLICATION_CREDENTIALS"
@@ -101,7 +101,7 @@ def _has_credentials() -> bool:
         return _credentials_exist[0]
 
 
-class GcsStore(Store):
+class GcsStore(SortedStore):
     """Google Storage with Beam's client for it."""
 
     def __init__(self, gcsio: GcsIO) -> None:
@@ -166,14 +166,14 @@ class GcsStore(Store):
         self._gcsio.copy(path, target)
         self._gcsio.delete(path)
 
-    def list(self, prefix: str) -> Iterator[ListedObject]:
-        """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
+    def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
+        """See `SortedStore`."""
         bucket, start = parse_gcs_path(prefix, object_optional=True)
         fields = "items(name,size,updated,crc32c,md5Hash),nextPageToken"
-        for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
-            mtime_ns = int(blob.updated.timestamp() * 1e9)
-            checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of others has no MD5
-            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, mtime_ns, checksum, _crc32c(blob))
+        offset = start + after if after else None
+        blobs = self._gcsio.client.list_blobs(bucket, prefix=start, start_offset=offset, fields=fields)
+        for page in blobs.pages:  # from the offset itself on; from the first name on in emulators
+            yield [_listed(blob, start) for blob in page if offset is None or blob.name > offset]
 
     def _blob(self, path: str) -> Any:
         try:
@@ -189,6 +189,12 @@ def _is_complete(blob: Any, offset: int, data: bytes) -> bool:
         return _crc32c(blob) == google_crc32c.value(data)
     blob.reload()
     return offset + len(data) >= blob.size
+
+
+def _listed(blob: Any, start: str) -> ListedObject:
+    mtime_ns = int(blob.updated.timestamp() * 1e9)
+    checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of others has no MD5
+    return ListedObject(blob.name.removeprefix(start), blob.size, mtime_ns, checksum, _crc32c(blob))
 
 
 def _crc32c(blob: Any) -> int | None:

@@ -17,7 +17,7 @@ from apache_beam.io.filesystemio import Uploader, UploaderStream
 from apache_beam.options.pipeline_options import S3Options
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
-from beam_jobs.storage.object_stores.store import ListedObject, Store, already_exists, http_status, invalid_path
+from beam_jobs.storage.object_stores.store import ListedObject, SortedStore, already_exists, http_status, invalid_path
 
 _READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
 _WRITE_BYTES = 1 << 17
@@ -49,7 +49,7 @@ def _check_credentials(options: Any) -> None:
         )
 
 
-class S3Store(Store):
+class S3Store(SortedStore):
     """S3 with Beam's client for it; slow operations of Beam use its boto3 client directly."""
 
     def __init__(self, client: Client) -> None:
@@ -105,13 +105,20 @@ class S3Store(Store):
         """See `Store`."""
         _raise_first(error for _, _, error in self._s3io.rename_files([(path, target)]))
 
-    def list(self, prefix: str) -> Iterator[ListedObject]:
-        """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
+    def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
+        """See `SortedStore`."""
         bucket, start = s3io.parse_s3_path(prefix, object_optional=True)
-        for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
-            for item in page.get("Contents", ()):
-                mtime_ns = int(item["LastModified"].timestamp() * 1e9)
-                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns, item.get("ETag", ""))
+        options = {"StartAfter": start + after} if after else {}
+        for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start, **options):
+            yield [
+                ListedObject(
+                    item["Key"].removeprefix(start),
+                    item["Size"],
+                    int(item["LastModified"].timestamp() * 1e9),
+                    item.get("ETag", ""),
+                )
+                for item in page.get("Contents", ())
+            ]
 
     def _read_once(self, path: str, offset: int, length: int) -> bytes:
         try:

@@ -20,7 +20,7 @@ class ListedObject(NamedTuple):
     """One object of a listing.
 
     Attributes:
-      path: path with the scheme.
+      path: path relative to the prefix of the listing.
       bytes: size.
       mtime_ns: modification time, in ns.
       checksum: text of the store that differs for other content, and may differ for equal content; else empty.
@@ -32,10 +32,6 @@ class ListedObject(NamedTuple):
     mtime_ns: int
     checksum: str = ""
     crc32c: int | None = None
-
-    def below(self, prefix: str) -> ListedObject:
-        """Returns the object with its path relative to a prefix of it."""
-        return ListedObject(self.path.removeprefix(prefix), *self[1:])
 
 
 def already_exists(path: str) -> FileExistsError:
@@ -97,7 +93,7 @@ class Store:
         self._system.rename([path], [target])
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
-        """Yields every object whose path begins with the prefix, in the order of the store, which sorts by name."""
+        """Yields every object whose path begins with the prefix, in the order of the store; one page is in memory."""
         if self._system.has_dirs():
             raise OSError("this filesystem cannot list the files below a folder; use a table of paths as the source")
         listings: list[Iterable[Any]] = []
@@ -113,7 +109,20 @@ class Store:
         for entry in itertools.chain.from_iterable(listings):
             # The store lists by the text before the first wildcard, which may be shorter than the prefix.
             if entry.path.startswith(prefix):
-                yield ListedObject(entry.path, entry.size_in_bytes, int(entry.last_updated_in_seconds * 1e9))
+                name = entry.path.removeprefix(prefix)
+                yield ListedObject(name, entry.size_in_bytes, int(entry.last_updated_in_seconds * 1e9))
+
+
+class SortedStore(Store):
+    """A store that lists objects by name, from any name on."""
+
+    def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
+        """Yields the objects whose path begins with the prefix and whose name is greater than `after`, page by page."""
+        raise NotImplementedError
+
+    def list(self, prefix: str) -> Iterator[ListedObject]:
+        """See `Store`."""
+        return itertools.chain.from_iterable(self.pages(prefix, ""))
 
 
 _BUFFER_BYTES = 1 << 17
