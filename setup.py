@@ -116,7 +116,7 @@ setup(
     entry_points={
         "console_scripts": [
             "feedline = pipeline.entry:main",
-            "feedline-worker = beam_jobs.runners.flink_worker:main",  # called by Flink's task managers
+            "feedline-worker = pipeline.entry:work",  # called by Flink's task managers
         ]
     },
     classifiers=[

@@ -1,4 +1,7 @@
-"""The program `feedline`. It records signals before the slow imports, those of the command line included."""
+"""The programs of the package. They leave the working directory before imports that Python would look for there.
+
+`feedline` also records signals before the slow imports, those of the command line included.
+"""
 
 import os
 import signal
@@ -19,6 +22,14 @@ def main() -> None:
         cli.main()
     except KeyboardInterrupt:  # raised in `main`, before any command started
         signals.end(cli.report_interruption(sys.argv[1:]))
+
+
+def work() -> None:
+    """Runs `feedline-worker`, see `beam_jobs.runners.flink_worker`."""
+    _leave_working_directory()
+    from beam_jobs.runners import flink_worker
+
+    flink_worker.main()
 
 
 def _leave_working_directory() -> None:

@@ -125,7 +125,7 @@ def _connection_problem(error: Exception) -> str:
 
 LOCAL = "[local]"
 VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # for which Beam publishes a job server
-WORKER = "feedline-worker"  # the console script of `beam_jobs.runners.flink_worker`
+WORKER = "feedline-worker"  # the program of `beam_jobs.runners.flink_worker`
 
 _SIZE = re.compile(r"[1-9]\d*[mg]")
 _ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")

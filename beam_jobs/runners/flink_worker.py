@@ -14,15 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from beam_jobs.common import child_python
-
 _TIMEOUT_S = 60.0
 _POLL_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one worker until the runner stops it or its parent process ends."""
-    child_python.leave_working_directory()
     parsed = _parser().parse_args(arguments)
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
+import marshal
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeGuard
+
+import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.errors import BadImage, SourceError
@@ -18,7 +24,9 @@ from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import MAX_NAME_BYTES, OnHidden, ignore, printable, scan_reject
+from beam_jobs.sources.json_stream import JsonStream
 from beam_jobs.sources.row_reader import RowReader, extra_kinds, refuse_other_buckets, value_kind
+from beam_jobs.storage.database import Database, open_database
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 
 Id = int | str
@@ -118,9 +126,8 @@ def _bad_object(detail: str) -> BadImage:
 _NAME = "file_name"
 _URL = "coco_url"
 _IMAGE_COLUMNS = ("image", _NAME, _URL)  # the first is the default of the options
+_MAX_KEYS = 20  # of a json, in a message
 _PROBES = 16  # images that are searched for, because any of them may be missing
-
-_ByImage = dict[Id, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,8 @@ class CocoSource:
     The key and uri of an image is its `file_name`. Group, split, weight, mask and extra columns are fields of the image
     objects. Categories with the same name are the same class.
 
-    The json is parsed once and completely, which takes six times its size in memory: 2.8 GB for the largest file of
-    COCO 2017. The memory is released after the last entry.
+    The json is read once, as a stream. Its images and annotations are in a database of 200 MB until the last entry;
+    what exceeds that is in temporary files.
 
     Attributes:
       path: path of the json, local or remote.
@@ -155,8 +162,7 @@ class CocoSource:
         Raises:
           SourceError: no folder holds one, or the json cannot be read.
         """
-        values = (image.get(_NAME) for image in self._document.images if isinstance(image, dict))
-        names = list(itertools.islice((name for name in values if isinstance(name, str)), _PROBES))
+        names = self._document.file_names
         folders = list(dict.fromkeys(_candidate_folders(self.path)))
         for name in names:
             for folder in folders:
@@ -180,7 +186,7 @@ class CocoSource:
                 f"the labels column is {self.columns.labels!r}; it must be empty: the labels are the categories"
             )
         for role, column in self._row_columns.named().items():
-            if not any(isinstance(image, dict) and column in image for image in self._document.images):
+            if column not in self._document.fields:
                 raise SourceError(f"{self.path} has no image with a field {column!r} for the {role}")
         _ = self.base  # raises `SourceError` now, before anything is written
 
@@ -195,22 +201,16 @@ class CocoSource:
     def _entries(self) -> Iterator[ImageRef | Reject]:
         base, document = self.base, self._document
         vars(self).pop("_document")  # from here on only this generator refers to it
-        rows = (image for image in document.images if isinstance(image, dict))
-        kinds = extra_kinds(rows, self.columns.extra, self._value_kind)
-        reader = RowReader(columns=self._row_columns, base=base, kinds=kinds)
-        by_image: _ByImage = {
-            image["id"]: [] for image in document.images if isinstance(image, dict) and is_id(image.get("id"))
-        }
-        image_ids = frozenset(by_image)
-        _group(document.annotations, by_image)
-        for number, image in enumerate(document.images, 1):
-            yield self._entry(image, f"image {number}", reader, by_image, document.names)
-        for name, detail in _orphans(document.annotations, image_ids):
-            yield scan_reject(f"annotation {name}", self.path, RejectReason.BAD_ANNOTATION, detail)
+        reader = RowReader(columns=self._row_columns, base=base, kinds=document.kinds)
+        with document.resources:
+            for number, (image, annotations, fault) in enumerate(document.images(), 1):
+                yield self._entry(image, f"image {number}", reader, annotations, document.names, fault)
+            for name, detail in document.orphans():
+                yield scan_reject(f"annotation {name}", self.path, RejectReason.BAD_ANNOTATION, detail)
 
     @cached_property
     def _document(self) -> _Document:
-        return _load(self.path)
+        return _load(self.path, self._row_columns, self._value_kind)
 
     @property
     def _row_columns(self) -> TableColumns:
@@ -223,16 +223,20 @@ class CocoSource:
             raise SourceError(f"{self.path}: {error}") from error
 
     def _entry(
-        self, image: Any, name: str, reader: RowReader, by_image: _ByImage, names: Mapping[Id, str]
+        self,
+        image: Any,
+        name: str,
+        reader: RowReader,
+        annotations: list[dict[str, Any]],
+        names: Mapping[Id, str],
+        fault: BadImage | None,
     ) -> ImageRef | Reject:
         if not isinstance(image, dict) or not is_id(image.get("id")):
             detail = f"it is {image!r:.60}; it must be an object with an id"
             return scan_reject(name, name, RejectReason.BAD_ANNOTATION, detail)
         entry = self._choose_reader(image, reader).entry(image, name)
-        if image["id"] not in by_image:
-            detail = f"an earlier image has the id {image['id']!r}, too"
-            return scan_reject(entry.key, entry.uri, RejectReason.DUPLICATE_KEY, detail)
-        annotations = by_image.pop(image["id"])
+        if fault:
+            return scan_reject(entry.key, entry.uri, fault.reason, fault.detail)
         if isinstance(entry, Reject):
             return entry
         try:
@@ -251,28 +255,206 @@ class CocoSource:
         return replace(reader, columns=replace(reader.columns, image=_URL))
 
 
-@dataclass(frozen=True)
+# --- the json as a database
+
+
+_PARTS = ("images", "annotations", "categories")
+_MEMORY_MB = 200  # of the database
+_BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 12  # of rows that are inserted together
+_MAX_IMAGE_BYTES = 64 << 20  # of the annotations of an image
+_FETCHED_ROWS = 64  # each may have the largest size, and the database refuses batches of 2 GiB
+_ROWS = pa.schema({"number": pa.int64(), "id": pa.string(), "value": pa.binary()})
+
+_FIRST_IMAGES = "CREATE TABLE firsts AS SELECT id, min(number) AS number FROM images WHERE id <> '' GROUP BY id"
+_IMAGES_AND_ANNOTATIONS = """
+    SELECT number AS image, -1 AS position, value, id = '' OR number IN (SELECT number FROM firsts) AS is_first
+    FROM images
+    UNION ALL
+    SELECT firsts.number, annotations.number, annotations.value, true FROM annotations JOIN firsts USING (id)
+    ORDER BY image, position"""
+_ORPHANS = "SELECT number, value FROM annotations WHERE id NOT IN (SELECT id FROM firsts) ORDER BY number"
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
-    images: list[Any]
-    annotations: list[Any]
+    """The content of a json.
+
+    Attributes:
+      database: tables `images` and `annotations`: number, id of the image as JSON, empty for none, and value of each.
+      resources: closes the database.
+      names: category id -> class name.
+      file_names: names of the first images.
+      fields: columns that are fields of images.
+      kinds: extra column -> type of its values.
+    """
+
+    database: Database
+    resources: contextlib.ExitStack
     names: Mapping[Id, str]
+    file_names: Sequence[str]
+    fields: Set[str]
+    kinds: Mapping[str, type]
+
+    def images(self) -> Iterator[tuple[Any, list[dict[str, Any]], BadImage | None]]:
+        """Yields each image, its annotations in the order of their ids, and why the image cannot be used."""
+        for _, rows in itertools.groupby(self._fetch(_IMAGES_AND_ANNOTATIONS), itemgetter(0)):
+            yield _with_annotations(rows)
+
+    def orphans(self) -> Iterator[tuple[str, str]]:
+        """Yields name and fault of each annotation without an image."""
+        for number, stored in self._fetch(_ORPHANS):
+            annotation = _restore(stored)
+            image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+            name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number + 1}"
+            yield f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"
+
+    def _fetch(self, statement: str) -> Iterator[tuple[Any, ...]]:
+        for batch in replace(self.database, batch_rows=_FETCHED_ROWS).batches(statement):
+            yield from zip(*batch.to_pydict().values(), strict=True)
 
 
-def _load(path: str) -> _Document:
+def _with_annotations(rows: Iterator[tuple[Any, ...]]) -> tuple[Any, list[dict[str, Any]], BadImage | None]:
+    _, _, stored, is_first = next(rows)
+    image = _restore(stored)
+    if not is_first:
+        detail = f"an earlier image has the id {image['id']!r}, too"
+        return image, [], BadImage(RejectReason.DUPLICATE_KEY, detail)
+    annotations, size = [], 0
+    for _, _, stored, _ in rows:
+        size += len(stored)
+        if size <= _MAX_IMAGE_BYTES:
+            annotations.append(_restore(stored))
+    if size > _MAX_IMAGE_BYTES:
+        detail = f"its annotations have {size:,} bytes; {_MAX_IMAGE_BYTES:,} are allowed"
+        return image, [], BadImage(RejectReason.BAD_ANNOTATION, detail)
+    return image, sorted(annotations, key=_sort_key), None
+
+
+def _restore(stored: bytes) -> Any:
+    # Bytes that this process made; JSON would be parsed a second time.
+    return marshal.loads(stored)  # noqa: S302
+
+
+def _load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> _Document:
+    """Reads a json into a database.
+
+    Args:
+      path: path of the json.
+      columns: fields of its images.
+      kind_of: see `row_reader.extra_kinds`.
+
+    Raises:
+      SourceError: the json cannot be read, or is none of COCO.
+    """
+    with contextlib.ExitStack() as resources:
+        database = resources.enter_context(open_database("the annotations", _MEMORY_MB))
+        loader = _Loader(path, database, frozenset(columns.named().values()))
+        with _open_json(path) as stream:
+            images = loader.load(stream)
+            kinds = extra_kinds(images, columns.extra, kind_of)
+            for _ in images:  # without extra columns, none has been read
+                pass
+        names = _category_names(path, loader.check())
+        database.run(_FIRST_IMAGES)
+        return _Document(
+            database=database,
+            resources=resources.pop_all(),
+            names=names,
+            file_names=loader.file_names,
+            fields=loader.fields,
+            kinds=kinds,
+        )
+
+
+@contextlib.contextmanager
+def _open_json(path: str) -> Iterator[JsonStream]:
     try:
-        with io.TextIOWrapper(storage.open_read(path), encoding="utf-8-sig") as stream:
-            values = json.load(stream)
+        opened = storage.open_read(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not JSON: {error}") from error
-    for part in ("images", "annotations", "categories"):
-        if not isinstance(values, dict) or not isinstance(values.get(part), list):
-            keys = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
-            raise SourceError(f"{path} is not COCO instances json: it must have a list {part!r}; it has {keys:.200}")
-    if not values["images"]:
-        raise SourceError(f"{path} has no image in 'images'")
-    return _Document(values["images"], values["annotations"], _category_names(path, values["categories"]))
+    with io.TextIOWrapper(opened, encoding="utf-8-sig") as stream:
+        yield JsonStream(path, stream)
+
+
+class _Loader:
+    """Inserts the images and annotations of a json into a database.
+
+    Attributes:
+      file_names: names of the first images.
+      fields: columns that are fields of images.
+    """
+
+    def __init__(self, path: str, database: Database, columns: Set[str]) -> None:
+        self.file_names: list[str] = []
+        self.fields: set[str] = set()
+        self._path, self._database, self._columns = path, database, columns
+        self._found: list[str] = []  # keys of the json, or what it is instead of an object
+        self._categories: list[Any] = []
+        self._lists: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._rows: dict[str, list[tuple[int, str, bytes]]] = {part: [] for part in _PARTS[:2]}
+        self._bytes = 0
+
+    def load(self, stream: JsonStream) -> Iterator[dict[str, Any]]:
+        """Reads the json, and yields the images that are objects."""
+        for part in self._rows:
+            self._database.insert(part, _ROWS.empty_table())
+        if stream.peek() != "{":
+            self._found.append(f"{stream.value()!r:.40}")
+        else:
+            for key in stream.members():
+                self._found += [repr(key)] * (len(self._found) < _MAX_KEYS)
+                if key not in _PARTS or stream.peek() != "[":
+                    stream.value()
+                    continue
+                self._lists.add(key)
+                for value in stream.elements():
+                    if key == "categories":
+                        self._categories.append(value)
+                        continue
+                    self._add(key, value)
+                    if key == "images" and isinstance(value, dict):
+                        self._look_at(value)
+                        yield value
+        if stream.peek():
+            raise stream.error("more follows")
+        self._flush()
+
+    def check(self) -> list[Any]:
+        """Returns the categories, and raises `SourceError` if the json is none of COCO."""
+        for part in _PARTS:
+            if part not in self._lists:
+                found = ", ".join(self._found) or "{}"
+                raise SourceError(
+                    f"{self._path} is not COCO instances json: it must have a list {part!r}; it has {found:.200}"
+                )
+        if not self._counts["images"]:
+            raise SourceError(f"{self._path} has no image in 'images'")
+        return self._categories
+
+    def _look_at(self, image: Mapping[str, Any]) -> None:
+        self.fields |= self._columns & image.keys()
+        if len(self.file_names) < _PROBES and isinstance(image.get(_NAME), str):
+            self.file_names.append(image[_NAME])
+
+    def _add(self, part: str, value: Any) -> None:
+        image_id = value.get("id" if part == "images" else "image_id") if isinstance(value, dict) else None
+        rows = self._rows[part]
+        stored = marshal.dumps(value)
+        rows.append((self._counts[part], json.dumps(image_id) if is_id(image_id) else "", stored))
+        self._counts[part] += 1
+        self._bytes += len(stored)
+        if self._bytes >= _BATCH_BYTES or len(rows) >= _BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        for part, rows in self._rows.items():
+            if rows:
+                columns = zip(zip(*rows, strict=True), _ROWS, strict=True)
+                table = pa.table([pa.array(column, field.type) for column, field in columns], schema=_ROWS)
+                self._database.add(part, table, create=False)
+                rows.clear()
+        self._bytes = 0
 
 
 def _category_names(path: str, categories: list[Any]) -> dict[Id, str]:
@@ -305,25 +487,6 @@ def _candidate_folders(path: str) -> Iterator[str]:
     for subfolder in (name, "images", f"images/{name}"):
         yield storage.join(parent, subfolder)
         yield storage.join(folder, subfolder)
-
-
-def _group(annotations: list[Any], by_image: _ByImage) -> None:
-    """Adds annotations to the lists of their images, and sorts each list by id."""
-    for annotation in annotations:
-        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
-        if is_id(image_id) and image_id in by_image:
-            by_image[image_id].append(annotation)
-    for image_annotations in by_image.values():
-        image_annotations.sort(key=_sort_key)
-
-
-def _orphans(annotations: list[Any], image_ids: frozenset[Id]) -> Iterator[tuple[str, str]]:
-    """Yields name and fault of each annotation without an image."""
-    for number, annotation in enumerate(annotations, 1):
-        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
-        if not is_id(image_id) or image_id not in image_ids:
-            name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number}"
-            yield f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"
 
 
 def _sort_key(annotation: Mapping[str, Any]) -> tuple[int, int, str]:

@@ -419,9 +419,8 @@ def list_objects(directory: str) -> Iterator[ListedObject]:
     """
     from beam_jobs.storage import object_stores
 
-    for entry in object_stores.list_objects(directory.rstrip("/") + "/"):
-        if entry.bytes or not f"/{entry.path}".endswith("/"):
-            yield entry
+    entries = object_stores.list_objects(directory.rstrip("/") + "/")
+    return (entry for entry in entries if entry.bytes or not f"/{entry.path}".endswith("/"))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 from apache_beam.io.filesystems import FileSystems
@@ -80,13 +81,14 @@ def list_objects(prefix: str) -> Iterator[ListedObject]:
         if not isinstance(store, SortedStore):
             yield from store.list(prefix)
             return
+    yield from list_in_order(partial(_pages, prefix))
 
-    def pages(after: str) -> Iterator[list[ListedObject]]:
-        # Each thread has a store of its own.
-        with os_errors(prefix):
-            yield from filter(None, store_for(prefix).pages(prefix, after))
 
-    yield from list_in_order(pages)
+def _pages(prefix: str, after: str) -> Iterator[list[ListedObject]]:
+    with os_errors(prefix):
+        store = store_for(prefix)  # of this thread
+        if isinstance(store, SortedStore):
+            yield from filter(None, store.pages(prefix, after))
 
 
 class PipelineOptionsFileSystem(LocalFileSystem):

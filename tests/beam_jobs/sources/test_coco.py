@@ -345,16 +345,28 @@ def test_an_extra_field_that_no_record_can_hold_is_refused(coco):
         list(source.entries())
 
 
-@pytest.mark.parametrize("item", ['"é"', "[[]]"])
-def test_a_json_takes_at_most_forty_times_its_size(coco, item):
-    text = json.dumps(document())
-    source = coco(text.replace('"annotations": []', f'"annotations": [{",".join([item] * 50_000)}]'))
-    size = Path(source.path).stat().st_size
-    tracemalloc.start()
-    assert sum(1 for _ in source.entries()) == 50_001
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 40 * size + (1 << 20)
+def test_memory_does_not_grow_with_the_json(coco):
+    def peak(count):
+        images = [image(number, file_name="1.jpg") for number in range(count)]
+        annotations = [annotation(number, image_id=number % count, segmentation=POLYGON) for number in range(5 * count)]
+        source = coco(document(images, annotations))
+        tracemalloc.start()
+        try:
+            assert sum(len(ref.annotations.objects) for ref in source.entries()) == 5 * count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(8000) < peak(4000) + (1 << 20)
+
+
+def test_the_annotations_of_an_image_are_bounded_together(coco, monkeypatch):
+    monkeypatch.setattr("beam_jobs.sources.coco._MAX_IMAGE_BYTES", 500)
+    annotations = [*(annotation(number) for number in range(9)), annotation(9, image_id=2)]
+    reject, ref = coco(document([image(1), image(2)], annotations)).entries()
+    assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
+    assert re.fullmatch(r"its annotations have \d+ bytes; 500 are allowed", reject.detail)
+    assert (ref.key, len(ref.annotations.objects)) == ("2.jpg", 1)
 
 
 def test_the_json_is_read_once_and_let_go(coco, tmp_path):
