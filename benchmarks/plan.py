@@ -12,7 +12,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -82,23 +83,29 @@ def made_facts(images: int) -> Iterator[pa.Table]:
         keys = [_key(number) for number in range(start, start + count)]
         contents = np.arange(start, start + count)
         contents[random.random(count) < 0.01] //= 2
-        sha256 = pa.array([f"{content * 0x9E3779B97F4A7C15 % 2**64:064x}" for content in contents.tolist()])
-        number = pa.array(random.integers(60_000, 200_000, count))
-        moments = pa.ListArray.from_arrays(
-            np.arange(0, 3 * count + 1, 3, np.int32), random.random(3 * count, np.float32)
-        )
-        columns = {"key": keys, "uri": keys, "label": [key[:9] for key in keys], "extra": pa.repeat("{}", count)}
-        columns |= {name: pa.repeat("jpeg", count) for name in ("format", "source_format")}
-        columns |= {"sha256": sha256, "source_sha256": sha256, "mean_rgb": moments, "var_rgb": moments}
-        columns |= {"dhash": pa.array(random.integers(-(2**63), 2**63, count))}
-        columns |= {
-            "order_hash": pa.array(shards.hashes64(shards.ORDER, 0, keys)),
-            "content_hash": pa.array(shards.hashes64(shards.SPLIT, 0, sha256.to_pylist())),
-        }
-        columns |= {name: pa.array([[]] * count) for name in ("annotated_labels", "object_labels")}
-        empty = {pa.string(): pa.repeat("", count), pa.binary(): pa.repeat(b"", count)}
-        defaults = {field.name: empty.get(field.type, number) for field in schemas.EXAMINED}
-        yield pa.table({**defaults, **columns}).cast(schemas.EXAMINED)
+        sha256 = [f"{content * 0x9E3779B97F4A7C15 % 2**64:064x}" for content in contents.tolist()]
+        yield examined_table(random, keys, [key[:9] for key in keys], sha256)
+
+
+def examined_table(
+    random: np.random.Generator, keys: Sequence[str], labels: Any, sha256: Sequence[str], **columns: Any
+) -> pa.Table:
+    """Returns `EXAMINED` rows of made images; what is not given is random, empty, or the same for all."""
+    count = len(keys)
+    number = pa.array(random.integers(60_000, 200_000, count))
+    moments = pa.ListArray.from_arrays(np.arange(0, 3 * count + 1, 3, np.int32), random.random(3 * count, np.float32))
+    columns |= {"key": keys, "uri": keys, "label": labels, "extra": pa.repeat("{}", count)}
+    columns |= {name: pa.repeat("jpeg", count) for name in ("format", "source_format")}
+    columns |= {"sha256": sha256, "source_sha256": sha256, "mean_rgb": moments, "var_rgb": moments}
+    columns |= {
+        "dhash": pa.array(random.integers(-(2**63), 2**63, count)),
+        "order_hash": pa.array(shards.hashes64(shards.ORDER, 0, keys)),
+        "content_hash": pa.array(shards.hashes64(shards.SPLIT, 0, sha256)),
+    }
+    columns |= {name: pa.array([[]] * count) for name in ("annotated_labels", "object_labels")}
+    empty = {pa.string(): pa.repeat("", count), pa.binary(): pa.repeat(b"", count)}
+    defaults = {field.name: empty.get(field.type, number) for field in schemas.EXAMINED}
+    return pa.table({**defaults, **columns}).cast(schemas.EXAMINED)
 
 
 if __name__ == "__main__":

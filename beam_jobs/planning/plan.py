@@ -279,8 +279,7 @@ class _PlannedRows:
 
     def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
         """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
-        for batch in self._tables.batches(_ROWS.format(plan_facts=", ".join(schemas.PLAN_FACTS.names))):
-            table = pa.Table.from_batches([batch])
+        for table in self._tables.tables(_ROWS.format(plan_facts=", ".join(schemas.PLAN_FACTS.names))):
             places = table["place"].to_numpy()
             starts = near_duplicates.run_starts(places).tolist()
             for start, end in itertools.pairwise([*starts, len(table)]):

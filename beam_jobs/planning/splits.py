@@ -206,7 +206,9 @@ def _others(tables: ImageTables) -> Mapping[str, Sequence[tuple[int, str, int]]]
 def _class_units(tables: ImageTables) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields the name, the hashes of the units in ascending order, and their sizes in images, of each class."""
     pending: list[pa.RecordBatch] = []
-    for batch in tables.batches(_UNITS_BY_CLASS):
+    for batch in itertools.chain.from_iterable(
+        table.combine_chunks().to_batches() for table in tables.tables(_UNITS_BY_CLASS)
+    ):
         names = batch.column(0)
         changes = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]

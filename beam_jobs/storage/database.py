@@ -20,6 +20,7 @@ _INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
 _OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
 _BATCH_ROWS = 1 << 13
+_TABLE_BYTES = 8 << 20
 _THREAD_MB = 100  # of the memory for each thread
 
 if TYPE_CHECKING:
@@ -59,6 +60,19 @@ class Database:
         batches = self._wait(lambda: iter(self.connection.execute(statement).fetch_record_batch(self.batch_rows)))
         while (batch := self._wait(lambda: next(batches, None))) is not None:
             yield batch
+
+    def tables(self, statement: str) -> Iterator[pa.Table]:
+        """Yields the rows of a query in tables of some megabytes, for which Python does little; see `batches`."""
+        pending: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self.batches(statement):
+            pending.append(batch)
+            size += batch.nbytes
+            if size >= _TABLE_BYTES:
+                yield pa.Table.from_batches(pending)
+                pending, size = [], 0
+        if pending:
+            yield pa.Table.from_batches(pending)
 
     def column(self, statement: str, **parameters: object) -> np.ndarray:
         """Returns the only column of a query as an array."""
