@@ -361,7 +361,7 @@ def test_memory_does_not_grow_with_the_json(coco):
 
 
 def test_the_annotations_of_an_image_are_bounded_together(coco, monkeypatch):
-    monkeypatch.setattr("beam_jobs.sources.coco._MAX_IMAGE_BYTES", 500)
+    monkeypatch.setattr("beam_jobs.sources.coco_json._MAX_IMAGE_BYTES", 500)
     annotations = [*(annotation(number) for number in range(9)), annotation(9, image_id=2)]
     reject, ref = coco(document([image(1), image(2)], annotations)).entries()
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
