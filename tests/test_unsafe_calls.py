@@ -16,6 +16,7 @@ ALLOWED = {
     ("trainer/models/custom.py", "importlib.import_module"): "a model of the user's own, named in the settings",
     ("pipeline/runners/kubeflow_container.py", "runpy"): "the entry point of TFX, a constant",
     ("beam_jobs/common/yaml_text.py", "yaml.load"): "with a loader that is a SafeLoader",
+    ("beam_jobs/sources/coco_json.py", "marshal"): "values that this process wrote, in a directory of its own",
     ("trainer/serving/export.py", "pickle"): "between a process and its child, in a directory of theirs",
     ("trainer/serving/export.py", "keras.saving.load_model"): "what the parent process saved, in the same directory",
     ("trainer/serving/predict.py", "tensorflow.saved_model.load"): "a model that the user names",
