@@ -26,8 +26,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
     "product files": 253,
-    "product lines": 51_225,
-    "code lines": 31_280,
+    "product lines": 51_217,
+    "code lines": 31_275,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

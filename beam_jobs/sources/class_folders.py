@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from beam_jobs import storage
-from beam_jobs.common.system import map_ordered
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
@@ -19,8 +18,6 @@ from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printabl
 from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
 from beam_jobs.types import ImageRef
 
-_THREADS = 4
-_CHUNK_FILES = 64
 _MAX_CHECKED = 10_000  # rejects; when a source starts with more of them, `max_reject_ratio` decides
 _NO_NAMES = frozenset({"", ".", ".."})
 
@@ -75,13 +72,8 @@ def _unreadable(directory: str, error: OSError) -> SourceError:
 
 def _walk_local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     root = os.path.realpath(base)
-
-    def examine(file: tuple[str, str, bool]) -> ImageRef | Reject:
-        path, key, is_link = file
-        return reference(path, _reference(key, label_kind), root if is_link else "", label_kind)
-
-    # Each file is a request of a network filesystem.
-    return map_ordered(examine, _matching_files(root, pattern, on_hidden), _THREADS, _CHUNK_FILES)
+    for path, key, is_link in _matching_files(root, pattern, on_hidden):
+        yield reference(path, _reference(key, label_kind), root if is_link else "", label_kind)
 
 
 def _matching_files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterator[tuple[str, str, bool]]:
