@@ -115,7 +115,6 @@ class _Values:
         """Takes a new file."""
         self._file = file
         self._end = 0
-        self._is_buffered = False
 
     def add(self, value: Any) -> tuple[int, int]:
         """Appends a value and returns its place.
@@ -124,23 +123,35 @@ class _Values:
           DiskError: the file cannot be written.
         """
         data = marshal.dumps(value)
-        try:
+        with _disk_errors():
             self._file.write(data)
-        except OSError as error:
-            raise DiskError(
-                f"the annotations need a temporary file, which cannot be written ({error}); make room, or name another "
-                "directory by TMPDIR"
-            ) from error
-        self._end, self._is_buffered = self._end + len(data), True
+        self._end += len(data)
         return self._end - len(data), len(data)
+
+    def finish(self) -> None:
+        """Ends writing; `read` may follow.
+
+        Raises:
+          DiskError: the file cannot be written.
+        """
+        with _disk_errors():
+            self._file.flush()
 
     def read(self, start: int, size: int) -> Any:
         """Returns the value at a place."""
-        if self._is_buffered:
-            self._file.flush()
-            self._is_buffered = False
         # Bytes that this process made; JSON would be parsed a second time.
         return marshal.loads(os.pread(self._file.fileno(), size, start))  # noqa: S302
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"the annotations need a temporary file, which cannot be written ({error}); make room, or name another "
+            "directory by TMPDIR"
+        ) from error
 
 
 def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Document:
@@ -152,6 +163,7 @@ def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Do
       kind_of: see `row_reader.extra_kinds`.
 
     Raises:
+      DiskError: there is no room for the temporary files.
       SourceError: the json cannot be read, or is none of COCO.
     """
     with contextlib.ExitStack() as resources:
@@ -163,6 +175,7 @@ def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Do
             kinds = extra_kinds(images, columns.extra, kind_of)
             for _ in images:  # without extra columns, none has been read
                 pass
+        values.finish()
         names = _category_names(path, loader.check())
         database.run(_FIRST_IMAGES)
         return Document(
@@ -216,6 +229,8 @@ class _Loader:
                 if key not in _PARTS or stream.peek() != "[":
                     stream.value()
                     continue
+                if key in self._lists:
+                    raise stream.error(f"a second list {key!r} begins")
                 self._lists.add(key)
                 for value in stream.elements():
                     if key == "categories":

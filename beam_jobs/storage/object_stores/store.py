@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import errno
@@ -113,12 +114,12 @@ class Store:
                 yield ListedObject(name, entry.size_in_bytes, int(entry.last_updated_in_seconds * 1e9))
 
 
-class SortedStore(Store):
+class SortedStore(Store, abc.ABC):
     """A store that lists objects by name, from any name on."""
 
+    @abc.abstractmethod
     def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
         """Yields the objects whose path begins with the prefix and whose name is greater than `after`, page by page."""
-        raise NotImplementedError
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
         """See `Store`."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
 import re
 import tracemalloc
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import DiskError, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject
 from beam_jobs.sources.coco import CocoSource
+from beam_jobs.sources.coco_json import _Values
 from beam_jobs.sources.factory import open_source
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.make_rows import make_options
@@ -300,6 +303,10 @@ def test_annotations_of_no_image_are_rejected_one_by_one(coco):
         ({**document(), "annotations": {}}, "it must have a list 'annotations'; it has 'info', 'images', "),
         ({"images": [], "annotations": []}, "it must have a list 'categories'; it has 'images', 'annotations'$"),
         (document([]), "has no image in 'images'$"),
+        (
+            json.dumps(document())[:-1] + ', "images": []}',
+            r"is not JSON: a second list 'images' begins at character \d+$",
+        ),
         (document(categories=["dog"]), "has the category 'dog'; it must have an id and a name$"),
         (document(categories=[{"id": 1}]), r"has the category {'id': 1}; it must have an id and a name$"),
         (document(categories=[{"id": 1, "name": " "}]), "has the category "),
@@ -345,6 +352,18 @@ def test_an_extra_field_that_no_record_can_hold_is_refused(coco):
         list(source.entries())
 
 
+@pytest.mark.parametrize("item", ['"é"', "[[]]"])
+def test_a_json_takes_at_most_forty_times_its_size(coco, item):
+    text = json.dumps(document())
+    source = coco(text.replace('"annotations": []', f'"annotations": [{",".join([item] * 50_000)}]'))
+    size = Path(source.path).stat().st_size
+    tracemalloc.start()
+    assert sum(1 for _ in source.entries()) == 50_001
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * size + (1 << 20)
+
+
 def test_memory_does_not_grow_with_the_json(coco):
     def peak(count):
         images = [image(number, file_name="1.jpg") for number in range(count)]
@@ -367,6 +386,21 @@ def test_the_annotations_of_an_image_are_bounded_together(coco, monkeypatch):
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
     assert re.fullmatch(r"its annotations have \d+ bytes; 500 are allowed", reject.detail)
     assert (ref.key, len(ref.annotations.objects)) == ("2.jpg", 1)
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "x"], ids=["written", "buffered"])
+def test_a_full_disk_of_temporary_files_is_one_line(value):
+    file = io.BufferedWriter(io.FileIO("/dev/full", "w"))
+    values = _Values(file)
+
+    def write():
+        values.add(value)
+        values.finish()
+
+    with pytest.raises(DiskError, match=r"^the annotations need a temporary file, .*No space left.*TMPDIR$"):
+        write()
+    with contextlib.suppress(OSError):  # what is still buffered
+        file.close()
 
 
 def test_the_json_is_read_once_and_let_go(coco, tmp_path):
