@@ -18,7 +18,7 @@ A dataset:
   SplitInfo, Shard, ImageCounts, Remarks, ChannelStatistics: its parts
   verify_dataset: every checksum, every count and a decode of every record
   Verification: counts and problems of a verification
-  find_record: one image by its key, with its row of `images.parquet`
+  find_record: one image by its key, with its row of the image table
   summarise_file: features of any TFRecord file
   FileSummary, FeatureSummary: its parts
 

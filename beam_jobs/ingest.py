@@ -178,7 +178,7 @@ class _Ingest:
                 self.options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,
-                old.images if old else "",
+                old.images if old else (),
                 old.manifest.labels if old else (),
                 spill,
             )
@@ -187,7 +187,7 @@ class _Ingest:
         self._report_plan(plan, warnings)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, listing.found)
-        tasks = shard_tasks(plan, salt, old.shard_counts() if old else None)
+        tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
             self._write(plan, tasks, listing.buckets)
@@ -342,6 +342,7 @@ class _Ingest:
             pixels=self.options.pixels,
             channel_statistics=self.options.facts == "all",
             threads=self.options.thread_count,
+            seed=self.options.seed,
         )
         images = sum(split.images for split in plan.splits)
         if failed := self._write_in_passes(tasks, task):

@@ -22,6 +22,7 @@ import pyarrow as pa
 from beam_jobs.dataset import diff, lookup, manifest, schemas, shards
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.export import descriptions
+from beam_jobs.stages.publish import write_part
 from benchmarks.plan import made_facts
 from benchmarks.resident import peak_bytes
 from components.dataset_gate.checks import Baseline, check_dataset
@@ -55,9 +56,7 @@ def main() -> None:
         datasets = [os.path.join(scratch, name) for name in ("old", "new")]
         for changed, dataset in enumerate(datasets):
             write_rows(dataset, arguments.images, bool(changed))
-        print(
-            f"{arguments.images:,} images, {os.path.getsize(os.path.join(datasets[0], manifest.IMAGES_NAME)):,} bytes"
-        )
+        print(f"{arguments.images:,} images, {sum(part.bytes for part in manifest.load(datasets[0]).images):,} bytes")
         for name in arguments.readers.split(","):
             command = [sys.executable, "-W", "ignore", "-m", "benchmarks.readers", "--worker", name, *datasets]
             run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -69,14 +68,15 @@ def write_rows(directory: str, images: int, changed: bool) -> None:
     """Writes an image table and its manifest; if `changed`, one image in a hundred has another label and content."""
     counts: Counter[str] = Counter()
     shard_rows: Counter[tuple[str, int]] = Counter()
-    with schemas.table_writer(os.path.join(directory, manifest.IMAGES_NAME), schemas.IMAGES, durable=False) as write:
-        for bucket, facts in enumerate(made_facts(images)):
-            split = "eval" if bucket % _EVAL_EVERY == _EVAL_EVERY - 1 else "train"
-            numbers = np.arange(counts[split], counts[split] + len(facts))
-            counts[split] += len(facts)
-            indices = numbers // _SHARD_IMAGES
-            shard_rows.update((split, index) for index in indices.tolist())
-            write(_image_rows(facts, split, indices, numbers % _SHARD_IMAGES, changed))
+    parts = []
+    for bucket, facts in enumerate(made_facts(images)):
+        split = "eval" if bucket % _EVAL_EVERY == _EVAL_EVERY - 1 else "train"
+        numbers = np.arange(counts[split], counts[split] + len(facts))
+        counts[split] += len(facts)
+        indices = numbers // _SHARD_IMAGES
+        shard_rows.update((split, index) for index in indices.tolist())
+        rows = _image_rows(facts, split, indices, numbers % _SHARD_IMAGES, changed)
+        parts.append(write_part(directory, f"part-{bucket:05d}.parquet", [rows]))
     splits = {
         split: SplitInfo(
             shards=tuple(
@@ -102,6 +102,7 @@ def write_rows(directory: str, images: int, changed: bool) -> None:
         counts=ImageCounts(found=images, written=images),
         channels=ChannelStatistics(split="train", mean_rgb=(0.0,) * 3, std_rgb=(1.0,) * 3),
         producer={},
+        images=tuple(parts),
         tables={},
     )
     manifest.write(made, directory)
@@ -140,7 +141,7 @@ def _report(dataset: str, _: str) -> None:
 
 def _verify(dataset: str, _: str) -> None:
     with lookup.open_images(
-        dataset, ("key", "split", "shard", "offset", "sha256", "extra", *lookup.LEAK_KINDS)
+        dataset, manifest.load(dataset), ("key", "split", "shard", "offset", "sha256", "extra", *lookup.LEAK_KINDS)
     ) as images:
         lookup.find_leaks(images, tuple(lookup.LEAK_KINDS))
 

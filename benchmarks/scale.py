@@ -31,8 +31,9 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.stages import resume
-from beam_jobs.stages.publish import SourceFacts, publish
-from beam_jobs.stages.write import ShardTask, Sidecar, shard_path, shard_tasks, sidecar_path
+from beam_jobs.stages.publish import SourceFacts, publish, write_part
+from beam_jobs.stages.summary import Summary
+from beam_jobs.stages.write import SealedFile, ShardTask, Sidecar, shard_path, shard_tasks, sidecar_path
 from benchmarks.plan import examined_table
 from benchmarks.resident import peak_bytes
 from trainer.input.order import load_index
@@ -184,23 +185,23 @@ def made_facts(images: int) -> Iterator[pa.Table]:
 
 def _make_summary(task: ShardTask, out: str, work: str) -> None:
     """Makes what a worker leaves of a shard, with a shard without content."""
-    offsets = (np.arange(task.rows.images) * 130_000).tolist()
     size = 130_000 * task.rows.images
     path = shard_path(out, task)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as stream:
         stream.truncate(size)
-    summary = Sidecar(
+    rows = task.rows.read()
+    images = schemas.image_rows(rows, task.split, task.index, (np.arange(len(rows)) * 130_000).tolist())
+    part = write_part(out, task.part_name, [images])
+    sidecar = Sidecar(
         digest=task.digest,
-        file=task.name,
         records=task.rows.images,
-        bytes=size,
-        sha256=task.digest,
-        crc32c=0,
-        offsets=tuple(offsets),
+        shard=SealedFile(name=task.name, bytes=size, sha256=task.digest, crc32c=0),
+        part=SealedFile(name=task.part_name, bytes=part.bytes, sha256=part.sha256, crc32c=0),
+        summary=Summary.measure(rows, "single").to_json(),
     )
     storage.make_dirs(os.path.dirname(sidecar_path(work, task)))
-    resume.write_checked(sidecar_path(work, task), asdict(summary))
+    resume.write_checked(sidecar_path(work, task), asdict(sidecar))
 
 
 if __name__ == "__main__":

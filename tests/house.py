@@ -25,20 +25,20 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 253,
-    "product lines": 51_233,
-    "code lines": 31_282,
+    "product files": 256,
+    "product lines": 51_664,
+    "code lines": 31_555,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
     "modules at the root of pipeline": 8,
     "files under 60 lines": 8,
-    "modules under 100 lines with one importer": 3,
+    "modules under 100 lines with one importer": 4,
     "lines of the largest file": 500,
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 60_655,
+    "lines of tests": 61_085,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

@@ -7,9 +7,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 from tensorflow.core.example import example_pb2
 
 from beam_jobs.dataset import manifest, schemas, tfrecord
+from tests import image_table
 
 
 def rewrite(dataset: Path, change) -> str:
@@ -24,10 +26,10 @@ def rewrite(dataset: Path, change) -> str:
             change(example.features.feature)
             moved["train", 1, offset] = stream.tell()
             stream.writelines(tfrecord.frame(example.SerializeToString()))
-    table = str(dataset / "images.parquet")
-    rows = schemas.read(table).to_pylist()
-    places = [moved.get((row["split"], row["shard"], row["offset"]), row["offset"]) for row in rows]
-    schemas.write(table, [{**row, "offset": place} for row, place in zip(rows, places, strict=True)], schemas.IMAGES)
+    rows = image_table.read(dataset).to_pylist()
+    for row in rows:
+        row["offset"] = moved.get((row["split"], row["shard"], row["offset"]), row["offset"])
+    image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
     return str(path)
 
 

@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.common.strings import listed
 from beam_jobs.dataset import manifest, schemas
-from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
@@ -198,7 +197,7 @@ def _report(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None
 def _median_short_side(job: Job) -> float:
     """Returns the median of the short sides of the training images, in pixels."""
     sides = []
-    for images in schemas.read_images(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"]):
+    for images in schemas.read_images(job.dataset.image_paths(job.path), ["split", "height", "width"]):
         rows = images.filter(pc.equal(images["split"], job.train_split))
         sides.append(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy()))
     return float(np.median(np.concatenate(sides)))

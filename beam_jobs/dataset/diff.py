@@ -1,6 +1,6 @@
 """What changed between two published datasets: images, labels, splits, classes, sizes and options.
 
-All values come from `dataset.json` and `images.parquet`, which is read by column; no shard is opened. Images are
+All values come from `dataset.json` and the image table, which is read by column; no shard is opened. Images are
 matched by key, and the remaining ones by content: a file that moved to the folder of another class is one image with
 another label.
 """
@@ -280,7 +280,7 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
 
 def _load_images(images: Database, side: str, directory: str, dataset: Manifest) -> None:
     """Creates the table of the written images of a side; the label of an image with several is a JSON list."""
-    lookup.insert_images(images, f"{side}_rows", directory, _COLUMNS)
+    lookup.insert_images(images, f"{side}_rows", directory, dataset, _COLUMNS)
     label = f"regexp_extract(annotations, '{schemas.LABELS_RE}', 1)" if dataset.label_kind == "multi" else "label"
     images.run(_WRITTEN_IMAGES.format(side=side, label=label, label_re=schemas.LABELS_RE))
     images.run(f"DROP TABLE {side}_rows")

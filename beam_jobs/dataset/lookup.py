@@ -1,4 +1,4 @@
-"""Queries of `images.parquet`: an image by its key, the lengths of records, and leaks between splits."""
+"""Queries of the image table: an image by its key, the lengths of records, and leaks between splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.common.strings import plural, some
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import manifest, record, schemas, shards, tfrecord
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.storage.database import Database, open_database
@@ -24,7 +24,7 @@ MEMORY_MB = 100  # of a database of rows; results and what reads the table come 
 
 
 def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
-    """Reads one image of a dataset, with one read of `images.parquet` and one seek in a shard.
+    """Reads one image of a dataset: its row, in the few files of the image table that may have it, and its record.
 
     Examples:
       >>> from beam_jobs import find_record
@@ -37,7 +37,7 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
       key: identity of the image.
 
     Returns:
-      row of the image in `images.parquet`, and its record as feature name -> values.
+      row of the image in the image table, and its record as feature name -> values.
 
     Raises:
       SourceError: the directory is not a dataset.
@@ -45,19 +45,23 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
       CorruptDataset: the table or the record is damaged.
     """
     dataset = manifest.load(directory)
-    row = _find_row(storage.join(directory, manifest.IMAGES_NAME), key)
+    row = _find_row(directory, dataset, key)
     if row is None:
-        raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in {manifest.IMAGES_NAME}")
+        raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in its image table")
     if row["shard"] < 0:
         kind, cluster = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
         raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {cluster}")
     return row, read_row_record(directory, dataset, row)
 
 
-def _find_row(path: str, key: str) -> dict[str, Any] | None:
-    for rows in schemas.read_images(path, schemas.IMAGES.names):
-        if found := rows.filter(pc.equal(rows["key"], pa.scalar(key))).to_pylist():
-            return found[0]
+def _find_row(directory: str, dataset: Manifest, key: str) -> dict[str, Any] | None:
+    order_hash = shards.order_hash(dataset.options.get("seed", 0), key)
+    for path, part in itertools.zip_longest(dataset.image_paths(directory), dataset.images):
+        if part and part.order_hashes and not part.order_hashes[0] <= order_hash <= part.order_hashes[1]:
+            continue
+        if any(pc.any(pc.equal(rows["key"], key)).as_py() for rows in schemas.read_images([path], ["key"])):
+            tables = schemas.read_images([path], schemas.IMAGES.names)
+            return next(row for rows in tables for row in rows.filter(pc.equal(rows["key"], key)).to_pylist())
     return None
 
 
@@ -67,7 +71,7 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
     Args:
       directory: directory of the dataset.
       dataset: its manifest.
-      row: row of `images.parquet`, at least `split`, `shard` and `offset`.
+      row: row of the image table, at least `split`, `shard` and `offset`.
 
     Raises:
       CorruptDataset: the record is missing or damaged.
@@ -75,10 +79,10 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
     from google.protobuf.message import DecodeError
 
     split, shard, offset = row["split"], row["shard"], row["offset"]
-    shards = dataset.split(split).shards
-    if shard not in range(len(shards)) or offset not in range(shards[shard].bytes):
-        table = storage.join(directory, manifest.IMAGES_NAME)
-        raise CorruptDataset(f"{table} names a record at offset {offset} of shard {shard} of {split}; there is none")
+    split_shards = dataset.split(split).shards
+    if shard not in range(len(split_shards)) or offset not in range(split_shards[shard].bytes):
+        place = f"offset {offset} of shard {shard} of {split}"
+        raise CorruptDataset(f"the image table of {directory} names a record at {place}; there is none")
     path = dataset.shard_paths(directory, split)[shard]
     try:
         with storage.open_read(path) as stream:
@@ -92,7 +96,7 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
 def record_lengths(directory: str, dataset: Manifest) -> np.ndarray:
     """Returns the payload sizes of all records of a dataset in bytes, int64[records].
 
-    The offsets in `images.parquet` give the sizes; no shard is opened.
+    The offsets in the image table give the sizes; no shard is opened.
 
     Args:
       directory: directory of the dataset.
@@ -102,7 +106,7 @@ def record_lengths(directory: str, dataset: Manifest) -> np.ndarray:
       CorruptDataset: the table is damaged, or belongs to another manifest.
     """
     lengths = [np.empty(0, np.int64)]
-    with open_images(directory, SHARD_COLUMNS) as images:
+    with open_images(directory, dataset, SHARD_COLUMNS) as images:
         for split, index, rows in read_shard_rows(images, directory, dataset, tuple(dataset.splits), ["offset"]):
             end = dataset.split(split).shards[index].bytes
             lengths.append(np.diff(rows["offset"].to_numpy(), append=end) - tfrecord.OVERHEAD)
@@ -124,7 +128,7 @@ def read_shard_rows(
       directory: directory of the dataset.
       dataset: its manifest.
       splits: names of the splits.
-      columns: names of columns of `images.parquet`.
+      columns: names of columns of the image table.
 
     Raises:
       CorruptDataset: the table belongs to another manifest.
@@ -134,34 +138,34 @@ def read_shard_rows(
         for index, shard in enumerate(dataset.split(split).shards):
             rows = images.query(statement, split=split, shard=index, most=shard.records + 1)
             if len(rows) != shard.records:
-                table = storage.join(directory, manifest.IMAGES_NAME)
                 raise CorruptDataset(
-                    f"{table} is not the table of {manifest.MANIFEST_NAME}: {shard.name} of {split} does not have "
-                    f"{plural(shard.records, 'row')} there; write the dataset again"
+                    f"the image table of {directory} is not that of {manifest.MANIFEST_NAME}: {shard.name} of {split} "
+                    f"does not have {plural(shard.records, 'row')} there; write the dataset again"
                 )
             yield split, index, rows
 
 
 @contextlib.contextmanager
 def open_images(
-    directory: str, columns: Sequence[str], table: str = "images", with_values: bool = False
+    directory: str, dataset: Manifest, columns: Sequence[str], table: str = "images", with_values: bool = False
 ) -> Iterator[Database]:
     """Yields a database with a table of the images of a dataset.
 
     Args:
       directory: directory of a published dataset.
-      columns: names of the columns of `images.parquet` to load; `row`, the number of a row from 0, is another one.
+      dataset: its manifest.
+      columns: names of the columns of the image table to load; `row`, the number of a row from 0, is another one.
       table: name of the table.
       with_values: whether to make two further tables, for which `columns` has `extra` and `annotations`: `columns`
         with the `row` of the image, `name`, `text`, and `number` unless it is a text, of each value of a user column;
         and `labels` with `row` and `label` of each label in the annotations.
 
     Raises:
-      CorruptDataset: `images.parquet` is damaged.
+      CorruptDataset: the image table is damaged.
       DiskError: the disk of temporary files has no room for the rows.
     """
     with open_database("the rows of the dataset", MEMORY_MB) as database:
-        for number, rows in enumerate(_read_rows(directory, columns)):
+        for number, rows in enumerate(_read_rows(directory, dataset, columns)):
             database.add(table, rows, create=not number)
             if with_values:
                 database.add("columns", _column_values(rows), create=not number)
@@ -169,9 +173,9 @@ def open_images(
         yield database
 
 
-def insert_images(database: Database, table: str, directory: str, columns: Sequence[str]) -> None:
+def insert_images(database: Database, table: str, directory: str, dataset: Manifest, columns: Sequence[str]) -> None:
     """Creates a table with the rows of a dataset; see `open_images`."""
-    database.insert_all(table, _read_rows(directory, columns))
+    database.insert_all(table, _read_rows(directory, dataset, columns))
 
 
 def _column_values(rows: pa.Table) -> pa.Table:
@@ -189,7 +193,7 @@ def _to_float(value: Any) -> float | None:
     try:
         return float(value) if isinstance(value, (int, float)) else None
     except OverflowError as error:
-        raise CorruptDataset(f"{manifest.IMAGES_NAME} has a number of {len(str(value))} digits: {error}") from error
+        raise CorruptDataset(f"the image table has a number of {len(str(value))} digits: {error}") from error
 
 
 def _encodable(text: str) -> str:
@@ -210,8 +214,8 @@ def _to_table(values: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType
     return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
 
 
-def _read_rows(directory: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    return _number_rows(schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), columns))
+def _read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iterator[pa.Table]:
+    return _number_rows(schemas.read_images(dataset.image_paths(directory), columns))
 
 
 def _number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -224,7 +228,7 @@ def _number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         start += len(rows)
 
 
-# Column of `images.parquet` -> kind of its sets in messages.
+# Column of the image table -> kind of its sets in messages.
 LEAK_KINDS = {"cluster": "copies", "group": "group", "near": "near duplicates"}
 
 

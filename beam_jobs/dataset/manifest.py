@@ -39,6 +39,37 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TablePart:
+    """One file of the image table.
+
+    Attributes:
+      name: file name inside `images/`.
+      rows: number of rows.
+      bytes: size of the file.
+      sha256: sha256 of the file, hex.
+      order_hashes: smallest and largest of the `shards.order_hash` of its keys; None for rows in another order.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    order_hashes: tuple[str, str] | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TablePart:
+        """Builds it from the plain values of `dataset.json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        hashes = values["order_hashes"]
+        if hashes is not None and [type(one) for one in hashes] != [str, str]:
+            raise TypeError(f"order_hashes of {values['name']!r:.60} is {hashes!r:.60}; it must be null or two texts")
+        return cls(**{**values, "order_hashes": hashes and tuple(hashes)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitInfo:
     """One split.
 
@@ -202,16 +233,17 @@ class ChannelStatistics:
 
 __all__ = [
     "FORMAT_VERSION",
+    "IMAGES_DIR",
     "IMAGES_NAME",
     "MANIFEST_NAME",
     "REJECTS_NAME",
-    "TABLE_NAMES",
     "ChannelStatistics",
     "ImageCounts",
     "Manifest",
     "Remarks",
     "Shard",
     "SplitInfo",
+    "TablePart",
     "content_checksum",
     "create",
     "is_published",
@@ -220,11 +252,13 @@ __all__ = [
     "write",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_FORMAT_1 = 1  # its image table is one file; datasets of it are read and never written
+_DIGEST_VERSION = 1  # of what `Manifest.digest` covers, which is equal in both formats
 MANIFEST_NAME = "dataset.json"
-IMAGES_NAME = "images.parquet"
+IMAGES_DIR = "images"
+IMAGES_NAME = "images.parquet"  # the image table in format 1
 REJECTS_NAME = "rejects.parquet"
-TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -253,7 +287,8 @@ class Manifest:
       counts: counts of written, rejected and dropped images.
       channels: channel statistics of the first split; None when `facts` is `basic`.
       producer: package -> version that wrote the dataset.
-      tables: file name -> sha256, hex, of `images.parquet`, `rejects.parquet` and the files for TFDS.
+      images: files of the image table, in the order of its rows; empty in format 1.
+      tables: file name -> sha256, hex, of `rejects.parquet`, the files for TFDS, and the image table of format 1.
       remarks: warnings of the ingest; empty for datasets of older releases.
       format_version: version of the disk contract.
     """
@@ -268,6 +303,7 @@ class Manifest:
     channels: ChannelStatistics | None
     producer: Mapping[str, str]
     tables: Mapping[str, str]
+    images: tuple[TablePart, ...] = ()
     remarks: Remarks = field(default_factory=Remarks)
     format_version: int = FORMAT_VERSION
 
@@ -275,7 +311,7 @@ class Manifest:
     def digest(self) -> str:
         """Identity of the content: sha256, hex, over labels, splits and shard hashes; independent of the directory."""
         content = [
-            self.format_version,
+            _DIGEST_VERSION,
             list(self.labels),
             [[name, [asdict(shard) for shard in info.shards]] for name, info in self.splits.items()],
         ]
@@ -314,9 +350,27 @@ class Manifest:
         """
         return [storage.join(directory, shards.split_dir(split), shard.name) for shard in self.split(split).shards]
 
+    @property
+    def image_digests(self) -> dict[str, str]:
+        """Path in the dataset -> sha256, hex, of each file of the image table, in the order of its rows."""
+        if self.format_version == _FORMAT_1:
+            return {IMAGES_NAME: self.tables.get(IMAGES_NAME, "")}
+        return {f"{IMAGES_DIR}/{part.name}": part.sha256 for part in self.images}
+
+    @property
+    def table_digests(self) -> dict[str, str]:
+        """Path in the dataset -> sha256, hex, of each file that is neither a shard nor `dataset.json`."""
+        return {**self.image_digests, **self.tables}
+
+    def image_paths(self, directory: str) -> list[str]:
+        """Returns the paths of the files of the image table, in the order of its rows."""
+        return [storage.join(directory, name) for name in self.image_digests]
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
         values = {**asdict(self), "counts": self.counts.to_json(), "digest": self.digest}
+        if self.format_version == _FORMAT_1:
+            del values["images"]
         return {**values, "checksum": content_checksum(values)}
 
     @classmethod
@@ -331,10 +385,13 @@ class Manifest:
         if content_checksum(plain) != checksum:
             raise ValueError("its checksum is not that of its content")
         digest, channels = plain.pop("digest"), plain.pop("channels")
+        is_old = plain["format_version"] == _FORMAT_1
+        images = () if is_old else tuple(map(TablePart.from_json, plain.pop("images")))
         manifest = cls(
             splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
             labels=tuple(plain.pop("labels")),
             counts=ImageCounts(**plain.pop("counts")),
+            images=images,
             remarks=Remarks.from_json(plain.pop("remarks")) if "remarks" in plain else Remarks(),
             channels=None if channels is None else ChannelStatistics.from_json(channels),
             **plain,
@@ -351,7 +408,8 @@ def _check_names(manifest: Manifest) -> None:
     for split in manifest.splits:
         if not split.isidentifier() or not split.isascii():
             raise ValueError(f"the split name {split!r} is not allowed; an ingest uses ASCII letters, digits and _")
-    for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
+    split_shards = (shard.name for info in manifest.splits.values() for shard in info.shards)
+    for name in (*manifest.tables, *(part.name for part in manifest.images), *split_shards):
         if not _FILE.fullmatch(name):
             raise ValueError(f"the file name {name!r} is not allowed; an ingest uses ASCII letters, digits, _, . and -")
 
@@ -362,6 +420,7 @@ def _check_counts(manifest: Manifest) -> None:
     for split, info in manifest.splits.items():
         counted[f"splits.{split}.classes"] = info.classes
         counted |= {f"{shard.name}.{part}": vars(shard)[part] for shard in info.shards for part in ("records", "bytes")}
+    counted |= {f"{part.name}.{name}": vars(part)[name] for part in manifest.images for name in ("rows", "bytes")}
     for name, value in counted.items():
         for number in value.values() if isinstance(value, Mapping) else (value,):
             if type(number) is not int or number < 0:
@@ -428,8 +487,8 @@ def load(directory: str) -> Manifest:
             )
         values = storage.read_json(path)
         version = values["format_version"]
-        if version != FORMAT_VERSION:
-            raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")
+        if version not in (_FORMAT_1, FORMAT_VERSION):
+            raise ValueError(f"its format version is {version!r}, this release reads {_FORMAT_1} and {FORMAT_VERSION}")
         return Manifest.from_json(values)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -26,6 +26,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.storage import parquet
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef
 
+IMAGE_ROWS = 1 << 16  # in a row group of the image table
 # The item field of a list has the name `item` in the files of every release; newer versions of Arrow write `element`.
 _PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
@@ -116,7 +117,7 @@ def cell(text: str) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("it is no JSON object")
     except (TypeError, ValueError) as error:
-        raise CorruptDataset(f"images.parquet has the cell {text!r:.60}: {error}; write the dataset again") from error
+        raise CorruptDataset(f"the image table has the cell {text!r:.60}: {error}; write the dataset again") from error
     return values
 
 
@@ -131,7 +132,7 @@ def parse_annotations(text: str) -> Annotations | None:
     try:
         return _build_annotations(cell(text))
     except (KeyError, TypeError) as error:
-        raise CorruptDataset(f"images.parquet has the annotations {text!r:.60}; write the dataset again") from error
+        raise CorruptDataset(f"the image table has the annotations {text!r:.60}; write the dataset again") from error
 
 
 def _build_annotations(values: dict[str, Any]) -> Annotations:
@@ -142,6 +143,22 @@ def _build_annotations(values: dict[str, Any]) -> Annotations:
     if values["objects"] is not None:
         values["objects"] = tuple(ImageObject(**{**item, "bbox": tuple(item["bbox"])}) for item in values["objects"])
     return Annotations(**values)
+
+
+def image_rows(rows: pa.Table, split: str, shard: int, offsets: Sequence[int]) -> pa.Table:
+    """Returns the `IMAGES` rows of `PLANNED` rows.
+
+    Args:
+      rows: the planned rows.
+      split: name of their split; empty for dropped images.
+      shard: index of their shard; -1 for dropped images.
+      offsets: offset of each record in the shard, in bytes; -1 for dropped images.
+    """
+    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in IMAGES.names}
+    columns["split"] = pa.array([split] * len(rows), _STRING)
+    columns["shard"] = pa.array([shard] * len(rows), _INT64)
+    columns["offset"] = pa.array(offsets, _INT64)
+    return pa.table(columns).cast(IMAGES)
 
 
 def examined_row(
@@ -256,28 +273,29 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         return parquet.read(stream, columns)
 
 
-def read_images(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_images(paths: Iterable[str], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yields columns of the image table of a published dataset, some thousands of rows at a time, in their order.
 
     Args:
-      path: path of the table.
+      paths: paths of the files of the table; see `Manifest.image_paths`.
       columns: names of columns of `IMAGES`.
 
     Raises:
-      CorruptDataset: the table is missing, damaged or over a limit, or has no such column.
+      CorruptDataset: a file is missing, damaged or over a limit, or has no such column.
     """
     schema = pa.schema([IMAGES.field(name) for name in columns])
     yield schema.empty_table()
-    with _open_published(path) as stream:
-        names = pq.read_schema(stream).names
-        if missing := [name for name in columns if name not in names]:
-            raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
-        if repeated := [name for name in columns if names.count(name) > 1]:
-            raise pa.ArrowInvalid(f"it has several columns {', '.join(repeated)}")
-        for batch in parquet.table_batches(stream, columns):
-            rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
-            rows.validate(full=True)  # the names of a damaged table may be no text
-            yield rows
+    for path in paths:
+        with _open_published(path) as stream:
+            for batch in parquet.table_batches(stream, columns):
+                names = batch.schema.names
+                if missing := [name for name in columns if name not in names]:
+                    raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
+                if repeated := [name for name in columns if names.count(name) > 1]:
+                    raise pa.ArrowInvalid(f"it has several columns {', '.join(repeated)}")
+                rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
+                rows.validate(full=True)  # the names of a damaged table may be no text
+                yield rows
 
 
 @contextlib.contextmanager

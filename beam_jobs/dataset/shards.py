@@ -49,6 +49,11 @@ def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
     return np.frombuffer(hashed, ">u8").astype(np.uint64)
 
 
+def order_hash(seed: int, key: str) -> str:
+    """Returns the hash of a key that is its position in a split, 16 hex digits, which sort as the numbers do."""
+    return f"{int(hashes64(ORDER, seed, [key])[0]):016x}"
+
+
 def texts(column: pa.Array) -> Iterator[str]:
     """Yields the texts of a column, a few thousand Python strings at a time."""
     for start in range(0, len(column), _SLICE_ROWS):

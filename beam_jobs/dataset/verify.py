@@ -1,6 +1,6 @@
 """Verify: read every byte of a published dataset and compare it with its manifest.
 
-Each record is decoded and compared with its format, its row of `images.parquet` and the labels of the dataset.
+Each record is decoded and compared with its format, its row of the image table and the labels of the dataset.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_find_stray_splits(directory, dataset))
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
-    with _open_images(directory, kinds, result.problems) as images:
+    with _open_images(directory, dataset, kinds, result.problems) as images:
         if images:
             result.leaks.extend(map(str, lookup.find_leaks(images, kinds)))
         for split, info in dataset.splits.items():
@@ -236,7 +236,7 @@ def _check_manifest(directory: str) -> Iterator[str]:
 
 
 def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
-    for name, expected in dataset.tables.items():
+    for name, expected in dataset.table_digests.items():
         path = storage.join(directory, name)
         try:
             if storage.digest(path)[1] != expected:
@@ -250,23 +250,46 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
     written = sum(info.records for info in dataset.splits.values())
     if counts.written != written:
         yield f"{manifest.MANIFEST_NAME} counts {counts.written} images written, its shards hold {written}"
+    rows = sum(part.rows for part in dataset.images)
+    if dataset.images and rows != counts.written + counts.dropped:
+        images = counts.written + counts.dropped
+        yield f"the image table has {rows} rows, {manifest.MANIFEST_NAME} counts {images} images written or dropped"
     if counts.found != counts.written + counts.rejected + counts.dropped:
         yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
 
 
 @contextlib.contextmanager
-def _open_images(directory: str, kinds: Sequence[str], problems: list[str]) -> Iterator[Database | None]:
+def _open_images(
+    directory: str, dataset: Manifest, kinds: Sequence[str], problems: list[str]
+) -> Iterator[Database | None]:
     """Yields the rows of the image table; None, and a problem unless there is one of the table, if it is damaged."""
     with contextlib.ExitStack() as stack:
         images = None
         try:
-            for _ in schemas.read_images(storage.join(directory, manifest.IMAGES_NAME), schemas.IMAGES.names):
-                pass  # every column can be read, also those that are not compared
-            images = stack.enter_context(lookup.open_images(directory, (*_ROW_COLUMNS, "split", "shard", *kinds)))
+            for path, part in itertools.zip_longest(dataset.image_paths(directory), dataset.images):
+                rows, hashes = _read_part(path, dataset.options.get("seed", 0))
+                if part and rows != part.rows:
+                    problems.append(f"{path} has {rows} rows, {manifest.MANIFEST_NAME} says {part.rows}")
+                if part and rows and part.order_hashes not in (None, hashes):
+                    problems.append(f"{path} has other keys than {manifest.MANIFEST_NAME} says")
+            images = stack.enter_context(
+                lookup.open_images(directory, dataset, (*_ROW_COLUMNS, "split", "shard", *kinds))
+            )
         except CorruptDataset as error:
-            if not any(manifest.IMAGES_NAME in problem for problem in problems):
+            if not any(path in problem for path in dataset.image_paths(directory) for problem in problems):
                 problems.append(str(error))
         yield images
+
+
+def _read_part(path: str, seed: int) -> tuple[int, tuple[str, str]]:
+    """Reads every column of a file of the image table; returns the number of rows and the limits of `order_hash`."""
+    rows, limits = 0, [0]
+    for table in filter(len, schemas.read_images([path], schemas.IMAGES.names)):
+        hashes = shards.hashes64(shards.ORDER, seed, table["key"].to_pylist())
+        limits = [int(hashes.min()), int(hashes.max()), *(limits if rows else ())]
+        limits = [min(limits), max(limits)]
+        rows += len(table)
+    return rows, (f"{limits[0]:016x}", f"{limits[-1]:016x}")
 
 
 def _find_stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:
@@ -315,9 +338,9 @@ def _check_shard(
         if is_intact and count != shard.records:
             yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
         if not is_intact and rows and last + 1 < len(rows):
-            yield f"{path} ends before {len(rows) - last - 1} more records that {manifest.IMAGES_NAME} has for it"
+            yield f"{path} ends before {len(rows) - last - 1} more records that the image table has for it"
         if is_intact and rows is not None and count < len(rows):
-            yield f"{path} holds {count} records, {manifest.IMAGES_NAME} has {len(rows)} rows for it"
+            yield f"{path} holds {count} records, the image table has {len(rows)} rows for it"
     except OSError as error:
         yield f"{path} cannot be read: {error.strerror or error}"
 
@@ -388,6 +411,6 @@ def _row_problem(rows: Sequence[Mapping[str, Any]] | None, stored: _Record, chec
         return ""
     row = rows[stored.number] if stored.number < len(rows) else {}
     if (row.get("offset"), row.get("key"), row.get("sha256")) != (stored.offset, check.key, check.sha256):
-        return f"{manifest.IMAGES_NAME} has no row for {check.key!r} at this offset"
+        return f"the image table has no row for {check.key!r} at this offset"
     different = schemas.column_mismatch(row["extra"], check.extra)
-    return f"{manifest.IMAGES_NAME} differs from the record of {check.key!r}: {different}" if different else ""
+    return f"the image table differs from the record of {check.key!r}: {different}" if different else ""

@@ -1,7 +1,7 @@
 """Exports that describe a dataset without copying it: Croissant metadata, and an index for NVIDIA DALI.
 
 Croissant 1.1 is JSON-LD that search engines and `mlcroissant` read: `croissant.json` lists the files of the dataset
-with their sha256, and the columns of `images.parquet`. The DALI index of a TFRecord shard has a line per record with
+with their sha256, and the columns of the image table. The DALI index of a TFRecord shard has a line per record with
 its offset and its size in bytes.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ CROISSANT_NAME = "croissant.json"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 
 _IMAGES_ID, _SPLITS_ID, _LABELS_ID = "images", "splits", "labels"
+_IMAGE_FILES_ID, _IMAGE_FILES = "image-files", f"{manifest.IMAGES_DIR}/*.parquet"  # of format 2
 _TYPES = {"json": "application/json", "parquet": "application/x-parquet", "tfrecord": "application/x-tfrecord"}
 _ROLES = {
     "train": "cr:TrainingSplit",
@@ -135,11 +137,13 @@ def _is_same_directory(directory: str, out: str) -> bool:
 
 
 def _files(directory: str, dataset: Manifest, base: str) -> list[dict[str, Any]]:
-    names = (manifest.MANIFEST_NAME, *manifest.TABLE_NAMES)
+    names = (manifest.MANIFEST_NAME, *dataset.image_digests, manifest.REJECTS_NAME)
     entries = [_file(name, *_digest(storage.join(directory, name)), base) for name in names]
     for split, info in dataset.splits.items():
         folder = shards.split_dir(split)
         entries += [_file(f"{folder}/{shard.name}", shard.bytes, shard.sha256, base) for shard in info.shards]
+    if dataset.images:
+        entries.append(_file_set(_IMAGE_FILES_ID, _IMAGE_FILES, base))
     return entries
 
 
@@ -162,23 +166,35 @@ def _file(name: str, size: int, sha256: str, base: str) -> dict[str, Any]:
     }
 
 
+def _file_set(name: str, pattern: str, base: str) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileSet",
+        "@id": name,
+        "name": name,
+        "includes": storage.join(base, pattern) if base else pattern,
+        "encodingFormat": _TYPES[pattern.rpartition(".")[2]],
+    }
+
+
 def _images(dataset: Manifest) -> dict[str, Any]:
     note = "a copy that was left out has an empty split and the shard -1" if dataset.counts.dropped else ""
     references = {"split": f"{_SPLITS_ID}/name"}
     if dataset.label_kind == "single":
         references["label"] = f"{_LABELS_ID}/name"
-    fields = [_column(field, references.get(field.name, "")) for field in schemas.IMAGES]
+    files = _IMAGE_FILES if dataset.images else manifest.IMAGES_NAME
+    source = {"fileSet": {"@id": _IMAGE_FILES_ID}} if dataset.images else {"fileObject": {"@id": manifest.IMAGES_NAME}}
+    fields = [_column(field, source, references.get(field.name, "")) for field in schemas.IMAGES]
     return {
         "@type": "cr:RecordSet",
         "@id": _IMAGES_ID,
         "name": _IMAGES_ID,
-        "description": "; ".join(filter(None, [f"A row an image, of {manifest.IMAGES_NAME}", note])),
+        "description": "; ".join(filter(None, [f"A row an image, of {files}", note])),
         "key": {"@id": f"{_IMAGES_ID}/key"},
         "field": fields,
     }
 
 
-def _column(field: pa.Field, reference: str) -> dict[str, Any]:
+def _column(field: pa.Field, source: Mapping[str, Any], reference: str) -> dict[str, Any]:
     repeated = pa.types.is_list(field.type)
     kind = field.type.value_type if repeated else field.type
     entry = {
@@ -186,7 +202,7 @@ def _column(field: pa.Field, reference: str) -> dict[str, Any]:
         "@id": f"{_IMAGES_ID}/{field.name}",
         "name": field.name,
         "dataType": next(name for is_type, name in _DATA_TYPES if is_type(kind)),
-        "source": {"fileObject": {"@id": manifest.IMAGES_NAME}, "extract": {"column": field.name}},
+        "source": {**source, "extract": {"column": field.name}},
     }
     if repeated:
         entry |= {"isArray": True, "arrayShape": "3"}
@@ -228,7 +244,7 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
 def write_dali_index(
     directory: str, dataset: Manifest, splits: tuple[str, ...], out: str
 ) -> dict[str, tuple[ExportedFile, ...]]:
-    """Writes the index of every shard from the offsets in `images.parquet`; no shard is opened.
+    """Writes the index of every shard from the offsets in the image table; no shard is opened.
 
     Args:
       directory: directory of the dataset.
@@ -240,10 +256,10 @@ def write_dali_index(
       split -> its index files.
 
     Raises:
-      CorruptDataset: `images.parquet` is damaged, or does not match the shards.
+      CorruptDataset: the image table is damaged, or does not match the shards.
     """
     index_files: dict[str, tuple[ExportedFile, ...]] = dict.fromkeys(splits, ())
-    with lookup.open_images(directory, lookup.SHARD_COLUMNS) as images:
+    with lookup.open_images(directory, dataset, lookup.SHARD_COLUMNS) as images:
         for split, index, rows in lookup.read_shard_rows(images, directory, dataset, splits, ["offset"]):
             split_shards = dataset.split(split).shards
             stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]

@@ -121,7 +121,7 @@ def view_dataset(directory: str, shown: int) -> View:
 
     Raises:
       SourceError: the directory is not a dataset.
-      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or all records are damaged.
+      CorruptDataset: `dataset.json` or the image table is damaged, or all records are damaged.
     """
     dataset = manifest.load(directory)
     sizes = size_statistics(record_lengths(directory, dataset))

@@ -84,7 +84,7 @@ class ImageTables(Database):
 @contextlib.contextmanager
 def open_tables(
     facts: Sequence[str],
-    existing: str,
+    existing: Sequence[str],
     options: IngestOptions,
     label_kind: str,
     spill: str = "",
@@ -93,7 +93,7 @@ def open_tables(
 
     Args:
       facts: paths of the Parquet files of the `EXAMINED` rows of the new images.
-      existing: path of the image table of the dataset that is added to; empty for a new dataset.
+      existing: files of the image table of the dataset that is added to; empty for a new dataset.
       options: seed of the hashes, the policy for near duplicates, and the memory of the database.
       label_kind: one of `types.LABEL_KINDS`.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
@@ -145,12 +145,13 @@ _LATER_ROWS = """
         FROM facts JOIN repeated USING (id)) WHERE position > 1 ORDER BY key, position"""
 
 
-def _insert_existing(database: Database, existing: str, seed: int, label_kind: str, appearance: Sequence[str]) -> int:
+def _insert_existing(
+    database: Database, existing: Sequence[str], seed: int, label_kind: str, appearance: Sequence[str]
+) -> int:
     """Creates the table `images` with the images of the dataset that is added to, and returns their number."""
-    database.insert("images", _old_images(schemas.IMAGES.empty_table(), 0, label_kind, seed, appearance))
     count = 0
-    for rows in schemas.read_images(existing, schemas.IMAGES.names) if existing else ():
-        database.add("images", _old_images(rows, count, label_kind, seed, appearance), create=False)
+    for number, rows in enumerate(schemas.read_images(existing, schemas.IMAGES.names)):
+        database.add("images", _old_images(rows, count, label_kind, seed, appearance), create=not number)
         count += len(rows)
     return count
 

@@ -96,7 +96,7 @@ def make_plan(
     options: IngestOptions,
     directory: str,
     label_kind: str = "single",
-    existing: str = "",
+    existing: Sequence[str] = (),
     labels: Sequence[str] = (),
     spill: str = "",
 ) -> Plan:
@@ -110,7 +110,7 @@ def make_plan(
       options: splits, seed, shard size and policies.
       directory: directory of the files of rows.
       label_kind: one of `types.LABEL_KINDS`.
-      existing: path of the image table of the dataset that is added to, without keys of `facts`; empty for a new
+      existing: files of the image table of the dataset that is added to, without keys of `facts`; empty for a new
         dataset.
       labels: class names of that dataset; they keep their indices.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
@@ -198,10 +198,10 @@ def _label_indices(images: pa.Table, label_kind: str, names: tuple[str, ...]) ->
     return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
 
 
-def _check_options(existing: str, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
+def _check_options(existing: Sequence[str], options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
     if options.stratify and label_kind == "none":
         raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
-    for old in schemas.read_images(existing, ["split", "label", "label_index"]) if existing else ():
+    for old in schemas.read_images(existing, ["split", "label", "label_index"]):
         unknown = set(pc.unique(old["split"]).to_pylist()) - {*options.splits, ""}
         if unknown:
             raise OptionError(
@@ -240,12 +240,17 @@ class _PlannedRows:
     """
 
     def __init__(
-        self, tables: ImageTables, existing: str, options: IngestOptions, directory: str, labels: tuple[str, ...]
+        self,
+        tables: ImageTables,
+        existing: Sequence[str],
+        options: IngestOptions,
+        directory: str,
+        labels: tuple[str, ...],
     ) -> None:
         self._tables, self._labels = tables, labels
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
-        for old in schemas.read_images(existing, ["shard", "extra"]) if existing else ():
+        for old in schemas.read_images(existing, ["shard", "extra"]):
             written = old.filter(pc.greater_equal(old["shard"], 0))
             schemas.count_float32_changes(self.float32_changes, written["extra"])
         tables.run(_PLACED)
@@ -316,7 +321,7 @@ def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
 
-def _write_existing(tables: ImageTables, existing: str, directory: str) -> str:
+def _write_existing(tables: ImageTables, existing: Sequence[str], directory: str) -> str:
     """Writes the existing rows with the names of their new clusters, and returns the path of the file."""
     path = storage.join(directory, "existing.parquet")
     names = (pa.Table.from_batches([batch]) for batch in tables.batches(_EXISTING))

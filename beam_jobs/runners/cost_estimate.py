@@ -154,7 +154,8 @@ def size(count: float) -> str:
 _DATAFLOW_JOBS = 2  # each starts its workers
 _BUSY_SHARE = 0.7  # of the paid time of a core
 _STARTUP_MINUTES = 5  # from the request of a worker to its first image; less with a container image of Feedline
-_WRITES_PER_UNIT = 4  # the file, its facts or sidecar, and their renames
+_WRITES_PER_BUCKET = 4  # the spool, the facts, the rejects and the seal
+_WRITES_PER_SHARD = 5  # the shard, its rows and the sidecar, and the renames of the first two
 _LISTED_PER_REQUEST = 1000
 
 
@@ -220,7 +221,7 @@ def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price:
 
 def _writes(work: Work) -> int:
     listed = math.ceil(work.images / _LISTED_PER_REQUEST) if work.requests else 0
-    return (work.buckets + sum(work.shards.values())) * _WRITES_PER_UNIT + listed
+    return work.buckets * _WRITES_PER_BUCKET + sum(work.shards.values()) * _WRITES_PER_SHARD + listed
 
 
 def _rounded(value: float) -> float:

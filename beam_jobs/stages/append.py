@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,13 +48,13 @@ class ExistingDataset:
     Attributes:
       directory: its directory.
       manifest: its manifest.
-      images: path of its image table.
+      images: paths of the files of its image table.
       rejects: its `REJECTS` rows.
     """
 
     directory: str
     manifest: Manifest
-    images: str
+    images: Sequence[str]
     rejects: pa.Table
 
     @functools.cached_property
@@ -122,7 +122,7 @@ def load_existing(options: IngestOptions, label_kind: str, recorded_options: dic
     return ExistingDataset(
         directory=options.out,
         manifest=dataset,
-        images=storage.join(options.out, manifest.IMAGES_NAME),
+        images=dataset.image_paths(options.out),
         rejects=schemas.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
     )
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,19 +19,16 @@ from beam_jobs import storage
 from beam_jobs.common.settings import fields
 from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import manifest, schemas, shards, tfds_metadata
-from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ImageCounts, Manifest, Remarks, Shard, SplitInfo, TablePart
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.rejects import Reject
 from beam_jobs.stages import append, resume
 from beam_jobs.stages.append import ExistingDataset
-from beam_jobs.stages.write import ShardTask, load_sidecar, shard_path, sidecar_path
-from beam_jobs.types import EXTRA_TYPES
+from beam_jobs.stages.summary import Summary
+from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
 
-_ROW_GROUP = 1 << 16  # rows of `images.parquet`
-_ROW_THREADS = 2  # that read the rows of shards from a store; each has a shard's rows in memory, and one more
-_OPTIONAL_PARTS = ("objects", "mask", "weight")
 # Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 
@@ -86,34 +82,36 @@ def publish(
       source_facts: facts about the source, and the existing dataset.
 
     Raises:
-      CorruptDataset: a shard does not match its sidecar.
+      CorruptDataset: a shard or its part of the image table does not match the sidecar.
       DatasetChanged: another process published a dataset in the output during the run.
       FileNotFoundError: another process removed files of the output; nothing is published.
     """
     check_unpublished(options.out)
     existing, work = source_facts.existing, source_facts.work
-    new_shards = _check_shards(options.out, work, plan, tasks)
-    totals = {name: source_facts.shards_before(name) + len(new) for name, new in new_shards.items()}
-    tally = _Tally(next(iter(existing.manifest.splits if existing else new_shards)))
+    written = _read_sidecars(options.out, work, plan, tasks)
+    totals = {name: source_facts.shards_before(name) + len(new.shards) for name, new in written.items()}
+    first = next(iter(existing.manifest.splits if existing else written))
     scratch = storage.join(work, "tmp")
-    images = _images(plan, tasks, work, tally, source_facts.label_kind)
-    with schemas.table_writer(storage.join(options.out, manifest.IMAGES_NAME), schemas.IMAGES, scratch) as write:
-        for rows in _row_groups(images):
-            tally.add(rows)
-            write(rows)
+    parts, channels, total = _write_other_rows(plan, options.out, scratch, first, source_facts.label_kind)
+    total.add(channels)
+    channels.add(written[first].summary)
+    for new in written.values():
+        parts += new.parts
+        total.add(new.summary)
     splits = {
-        name: SplitInfo(shards=tuple(new), classes=dict(sorted(tally.classes[name].items())))
-        for name, new in new_shards.items()
+        name: SplitInfo(shards=tuple(new.shards), classes=dict(sorted(new.summary.classes.items())))
+        for name, new in written.items()
     }
-    counts = _counts(plan, tally, rejects, source_facts.images)
+    normalised = sum((new.summary.normalised for new in written.values()), Counter())
+    counts = _counts(plan, normalised, rejects, source_facts.images)
     if existing:
         append.link_shards(existing, options.out, totals)
         splits = append.merge_splits(existing, splits, totals)
         rejects = append.merge_rejects(existing, rejects, source_facts.keys)
         counts = append.merge_counts(existing, counts, rejects)
-    _remove_strays(options.out, splits)
+    _remove_strays(options.out, splits, parts)
     schemas.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
-    tfds_files = _tfds_files(options, splits, plan.labels, tally, source_facts.label_kind)
+    tfds_files = _tfds_files(options, splits, plan.labels, total, source_facts.label_kind)
     for name, content in tfds_files.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
     result = Manifest(
@@ -124,11 +122,12 @@ def publish(
         labels=plan.labels,
         splits=splits,
         counts=counts,
-        channels=tally.channels() if options.facts == "all" else None,
+        channels=channels.channels(first) if options.facts == "all" else None,
         producer=producer(),
+        images=tuple(parts),
         tables={
             name: storage.digest(storage.join(options.out, name))[1]
-            for name in (*manifest.TABLE_NAMES, *sorted(tfds_files))
+            for name in (manifest.REJECTS_NAME, *sorted(tfds_files))
         },
         remarks=source_facts.remarks,
     )
@@ -170,26 +169,52 @@ def dataset_options(options: IngestOptions) -> dict[str, Any]:
     return {name: value for name, value in options.to_json().items() if settings[name].field.scope != "run"}
 
 
-def _check_shards(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> dict[str, list[Shard]]:
-    """Returns the shards of each split. It reads no byte of them: workers have compared them, see `write_shard`."""
-    result: dict[str, list[Shard]] = {split.name: [] for split in plan.splits}
-    listed = {split: storage.stat_files(storage.join(out, shards.split_dir(split))) for split in result}
-    check = partial(_check_shard, out, work, listed)
-    for task, shard in zip(tasks, map_ordered(check, tasks, resume.seal_threads(work)), strict=True):
-        result[task.split].append(shard)
+@dataclass(kw_only=True)
+class _WrittenSplit:
+    """What the workers wrote of a split: new shards, their parts of the image table, and a summary of the images."""
+
+    shards: list[Shard] = field(default_factory=list)
+    parts: list[TablePart] = field(default_factory=list)
+    summary: Summary = field(default_factory=Summary)
+
+
+def _read_sidecars(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> dict[str, _WrittenSplit]:
+    """Returns what was written of each split. It reads no byte of the files: workers have compared them."""
+    result = {split.name: _WrittenSplit() for split in plan.splits}
+    listed = {
+        storage.join(out, folder, name): stat
+        for folder in (manifest.IMAGES_DIR, *map(shards.split_dir, result))
+        for name, stat in storage.stat_files(storage.join(out, folder)).items()
+    }
+    read = partial(_read_sidecar, out, work, listed)
+    for task, sidecar in zip(tasks, map_ordered(read, tasks, resume.seal_threads(work)), strict=True):
+        shard, part = sidecar.shard, sidecar.part
+        written = result[task.split]
+        written.shards.append(Shard(name=task.name, records=sidecar.records, bytes=shard.bytes, sha256=shard.sha256))
+        written.parts.append(
+            TablePart(
+                name=task.part_name,
+                rows=sidecar.records,
+                bytes=part.bytes,
+                sha256=part.sha256,
+                order_hashes=(sidecar.order_hashes[0], sidecar.order_hashes[1]),
+            )
+        )
+        written.summary.add(Summary.from_json(sidecar.summary))
     return result
 
 
-def _check_shard(
-    out: str, work: str, listed: Mapping[str, Mapping[str, tuple[int, int | None]]], task: ShardTask
-) -> Shard:
-    length, crc32c = listed[task.split].get(task.name, (-1, None))
+def _read_sidecar(out: str, work: str, listed: Mapping[str, tuple[int, int | None]], task: ShardTask) -> Sidecar:
+    path = shard_path(out, task)
     with contextlib.suppress(FileNotFoundError, ValueError):  # the sidecar is missing or damaged
         sidecar = load_sidecar(work, task)
-        if length == sidecar.bytes and crc32c in (None, sidecar.crc32c):
-            return Shard(name=task.name, records=sidecar.records, bytes=sidecar.bytes, sha256=sidecar.sha256)
+        for file, path in sidecar.files(out, task):
+            length, crc32c = listed.get(path, (-1, None))
+            if length != file.bytes or crc32c not in (None, file.crc32c):
+                break
+        else:
+            return sidecar
     storage.remove(sidecar_path(work, task))  # so that the next run writes the shard again
-    path = shard_path(out, task)
     raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
 
 
@@ -202,97 +227,30 @@ def _check_complete(result: Manifest, out: str) -> None:
     if storage.is_remote(out):  # each check would be a request, and an accidental partial removal is unlikely
         return
     paths = [path for split in result.splits for path in result.shard_paths(out, split)]
-    for path in [*paths, *(storage.join(out, name) for name in result.tables)]:
+    for path in [*paths, *(storage.join(out, name) for name in result.table_digests)]:
         if not os.path.isfile(path):
             storage.remove(storage.join(out, manifest.MANIFEST_NAME))
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-class _Tally:
-    """Counts and sums of the images of a dataset, for `dataset.json`, without the images.
-
-    Attributes:
-      parts: optional parts of records that occur: `objects`, `mask`, `weight`.
-      extra: user column -> type of its values.
-      classes: split -> class -> number of new images; an image of several classes counts in each.
-      normalised: joined reasons of a conversion -> number of new images.
-    """
-
-    def __init__(self, split: str) -> None:
-        """Starts without images.
-
-        Args:
-          split: split whose channels are measured.
-        """
-        self.parts: set[str] = set()
-        self.extra: dict[str, type] = {}
-        self.classes: dict[str, Counter[str]] = defaultdict(Counter)
-        self.normalised: Counter[str] = Counter()
-        self._split = split
-        self._pixels, self._sum, self._squares = 0.0, np.zeros(3), np.zeros(3)
-
-    def add(self, images: pa.Table) -> None:
-        """Adds `IMAGES` rows, old and new."""
-        for item in map(schemas.parse_annotations, pc.unique(images["annotations"]).to_pylist()):
-            if item:
-                self.parts |= {name for name in _OPTIONAL_PARTS if getattr(item, name) is not None}
-        for text in pc.unique(images["extra"]).to_pylist():
-            for name, value in schemas.cell(text).items():
-                values = value if isinstance(value, list) else [value]
-                self.extra[name] = max([self.extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
-        self._add_moments(
-            images.filter(pc.and_(pc.equal(images["split"], self._split), pc.greater_equal(images["shard"], 0)))
-        )
-
-    def add_new(self, split: str, rows: pa.Table, label_kind: str) -> None:
-        """Adds the new images of a shard."""
-        self.normalised.update(rows.filter(pc.not_equal(rows["normalised"], ""))["normalised"].to_pylist())
-        if label_kind == "single":
-            self.classes[split].update(rows["label"].to_pylist())
-            return
-        for item in map(schemas.parse_annotations, rows["annotations"].to_pylist()):
-            if item and item.labels:
-                self.classes[split].update(item.labels)
-
-    def channels(self) -> ChannelStatistics:
-        """Pools the moments of each image into those of all pixels, weighted by pixels.
-
-        With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
-        """
-        mean = self._sum / self._pixels
-        variance = np.maximum(self._squares / self._pixels - mean**2, 0)
-        return ChannelStatistics(
-            split=self._split,
-            mean_rgb=tuple(float(value) for value in mean),
-            std_rgb=tuple(float(value) for value in np.sqrt(variance)),
-        )
-
-    def _add_moments(self, images: pa.Table) -> None:
-        pixels = (images["height"].to_numpy() * images["width"].to_numpy()).astype(np.float64)[:, None]
-        mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
-        second = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
-        self._pixels += pixels.sum()
-        self._sum += (pixels * mean).sum(0)
-        self._squares += (pixels * second).sum(0)
-
-
 def _tfds_files(
-    options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], tally: _Tally, label_kind: str
+    options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], summary: Summary, label_kind: str
 ) -> dict[str, bytes]:
     features = tfds_metadata.describe_features(
         label_kind=label_kind,
         labels=len(labels),
         raw=options.pixels.policy == "raw",
         channel_statistics=options.facts == "all",
-        parts=frozenset(tally.parts),
-        extra=tally.extra,
+        parts=frozenset(summary.parts),
+        extra=summary.extra_types,
     )
     return tfds_metadata.files(splits, labels, features, _source_name(options.source))
 
 
-def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
+def _remove_strays(out: str, splits: dict[str, SplitInfo], parts: Sequence[TablePart]) -> None:
     # TFX reads `Split-NAME/*`, so it would also read the shards of an abandoned plan.
     planned = {shards.split_dir(split): {shard.name for shard in info.shards} for split, info in splits.items()}
+    planned[manifest.IMAGES_DIR] = {part.name for part in parts}
     for folder in storage.list_dirs(out):
         directory = storage.join(out, folder)
         if folder in planned:
@@ -303,47 +261,67 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
             storage.remove_tree(directory)
 
 
-def _images(plan: Plan, tasks: Sequence[ShardTask], work: str, tally: _Tally, label_kind: str) -> Iterator[pa.Table]:
-    """Yields the `IMAGES` rows of a dataset: the old ones, the dropped ones, then shard after shard."""
+def _write_other_rows(
+    plan: Plan, out: str, scratch: str, split: str, label_kind: str
+) -> tuple[list[TablePart], Summary, Summary]:
+    """Writes the rows of the old images and of the dropped ones, which no worker writes.
+
+    Args:
+      plan: the plan.
+      out: directory of the dataset.
+      scratch: directory of temporary files.
+      split: name of a split.
+      label_kind: one of `types.LABEL_KINDS`.
+
+    Returns:
+      the files of the rows, a summary of the old images of the split, and a summary of all others.
+    """
+    sources: dict[str, Iterable[pa.Table]] = {}
     if plan.existing:
-        yield from schemas.read_images(plan.existing, schemas.IMAGES.names)
-    for part in plan.dropped.shards:
-        yield _image_rows(part.read(), "", -1, [-1] * part.images)
+        sources["existing"] = schemas.read_images([plan.existing], schemas.IMAGES.names)
+    if plan.dropped.images:
+        shards_of_dropped = plan.dropped.shards
+        sources["dropped"] = (schemas.image_rows(part.read(), "", -1, [-1] * part.images) for part in shards_of_dropped)
+    parts, of_split, others = [], Summary(), Summary()
 
-    def read(task: ShardTask) -> tuple[pa.Table, Sequence[int]]:
-        return task.rows.read(), load_sidecar(work, task).offsets
+    def measure(group: pa.Table) -> pa.Table:
+        is_of_split = pc.and_(pc.equal(group["split"], split), pc.greater_equal(group["shard"], 0))
+        of_split.add(Summary.measure(group.filter(is_of_split), label_kind))
+        others.add(Summary.measure(group.filter(pc.invert(is_of_split)), label_kind))
+        return group
 
-    threads = _ROW_THREADS if storage.is_remote(work) else 1
-    for task, (rows, offsets) in zip(tasks, map_ordered(read, tasks, threads), strict=True):
-        tally.add_new(task.split, rows, label_kind)
-        yield _image_rows(rows, task.split, task.index, offsets)
+    for kind, tables in sources.items():
+        parts.append(write_part(out, f"part-{kind}.parquet", map(measure, row_groups(tables)), scratch))
+    return parts, of_split, others
 
 
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields the rows of tables as tables of about `_ROW_GROUP` rows, at least one table."""
+def write_part(out: str, name: str, groups: Iterable[pa.Table], scratch: str = "") -> TablePart:
+    """Writes row groups of `IMAGES` rows as a file of the image table of a dataset; see `schemas.write_table`."""
+    path, rows = storage.join(out, manifest.IMAGES_DIR, name), 0
+    with schemas.table_writer(path, schemas.IMAGES, scratch) as write:
+        for group in groups:
+            write(group)
+            rows += len(group)
+    size, sha256 = storage.digest(path)
+    return TablePart(name=name, rows=rows, bytes=size, sha256=sha256)
+
+
+def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields `IMAGES` rows in tables of about `IMAGE_ROWS` rows, at least one table."""
     pending, count = [schemas.IMAGES.empty_table()], 0
     for table in tables:
         pending.append(table)
         count += len(table)
-        if count >= _ROW_GROUP:
+        if count >= schemas.IMAGE_ROWS:
             yield pa.concat_tables(pending)
             pending, count = [], 0
     if pending:
         yield pa.concat_tables(pending)
 
 
-def _image_rows(rows: pa.Table, split: str, shard: int, offsets: Sequence[int]) -> pa.Table:
-    count = len(rows)
-    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in schemas.IMAGES.names}
-    columns["split"] = pa.array([split] * count, pa.string())
-    columns["shard"] = pa.array([shard] * count, pa.int64())
-    columns["offset"] = pa.array(offsets, pa.int64())
-    return pa.table(columns).cast(schemas.IMAGES)
-
-
-def _counts(plan: Plan, tally: _Tally, rejects: pa.Table, total: int) -> ImageCounts:
+def _counts(plan: Plan, joined_reasons: Mapping[str, int], rejects: pa.Table, total: int) -> ImageCounts:
     normalised: Counter[str] = Counter()
-    for joined, count in tally.normalised.items():
+    for joined, count in joined_reasons.items():
         normalised.update(dict.fromkeys(joined.split("+"), count))
     return ImageCounts(
         found=total,

@@ -86,7 +86,7 @@ class WriteShards(beam.PTransform):
                 values = resume.parse_checked(sidecar)
             except ValueError:  # a damaged sidecar of an earlier run: its shard is written again
                 return None
-            return Progress(values["records"], values["bytes"])
+            return Progress(values["records"], values["shard"]["bytes"])
 
         return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), parse)
 
@@ -131,7 +131,7 @@ class _Write(beam.DoFn):
             _count("WriteShards", failed_shards=1)
             return
         sidecar = load_sidecar(self._task.work, shard)
-        _count("WriteShards", images=sidecar.records, bytes=sidecar.bytes if written else 0)
+        _count("WriteShards", images=sidecar.records, bytes=sidecar.shard.bytes if written else 0)
         _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
         yield shard.name
 

@@ -66,7 +66,7 @@ def check_out(options: IngestOptions) -> None:
     """Raises `OptionError` unless `out` is new, empty, or contains only files of an unfinished ingest."""
     out = options.out
     if is_published(out):
-        _remove_leftovers(storage.join(out, DIRECTORY))
+        remove_leftovers(storage.join(out, DIRECTORY))
         raise OptionError(occupied_message(out))
     if storage.is_remote(out):
         return
@@ -108,23 +108,24 @@ def remove(work: str) -> None:
     storage.remove_tree(work)
 
 
-def _remove_leftovers(work: str) -> None:
-    """Removes the work directory of a run that was killed after publication, if it has a marker or is empty."""
-    if storage.is_remote(work):
-        return
-    if os.path.isfile(os.path.join(work, _MARKER_NAME)):
+def remove_leftovers(work: str) -> None:
+    """Removes the work directory of a killed run, if it has a marker, or contains nothing but an unfinished one."""
+    if not storage.is_remote(work) and (_has_marker(work) or _has_unfinished_marker(work)):
         remove(work)
-    else:
-        with contextlib.suppress(OSError):  # it does not exist, or is not empty
-            os.rmdir(work)
+
+
+def _has_marker(work: str) -> bool:
+    return os.path.isfile(os.path.join(work, _MARKER_NAME))
+
+
+def _has_unfinished_marker(work: str) -> bool:
+    return os.path.isdir(work) and all(map(_TEMPORARY.fullmatch, os.listdir(work)))
 
 
 def _is_unfinished(out: str) -> bool:
     """Returns whether a directory contains an unfinished ingest: a marker, or only an unfinished marker."""
     work = os.path.join(out, DIRECTORY)
-    if os.path.isfile(os.path.join(work, _MARKER_NAME)):
-        return True
-    return _names(out) == [DIRECTORY] and os.path.isdir(work) and all(map(_TEMPORARY.fullmatch, os.listdir(work)))
+    return _has_marker(work) or (_names(out) == [DIRECTORY] and _has_unfinished_marker(work))
 
 
 def _names(out: str) -> list[str]:
@@ -132,7 +133,8 @@ def _names(out: str) -> list[str]:
 
 
 def _is_feedline_name(name: str) -> bool:
-    return name in (DIRECTORY, *manifest.TABLE_NAMES, *tfds_metadata.NAMES) or name.startswith(shards.SPLIT_PREFIX)
+    own = (DIRECTORY, manifest.IMAGES_DIR, manifest.IMAGES_NAME, manifest.REJECTS_NAME, *tfds_metadata.NAMES)
+    return name in own or name.startswith(shards.SPLIT_PREFIX)
 
 
 def remove_scan(refs: str) -> None:

@@ -1,7 +1,7 @@
-"""Write: one planned shard -> one file, streamed, fsynced, compared, sealed, renamed. One unit of work, without Beam.
+"""Write: one planned shard -> its file and its part of the image table, written, compared, sealed, renamed; no Beam.
 
-One thread encodes the records; a second thread writes, hashes and checksums them. The worker compares the file with the
-checksum, so that publishing reads no shard.
+One thread encodes the records; a second thread writes, hashes and checksums them. The worker compares the files with
+their checksums and measures the images, so that publishing reads no file of a shard.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.common.system import Progress, chunk_size, local_progress, map_ordered
-from beam_jobs.dataset import record, schemas, shards, tfrecord
+from beam_jobs.dataset import manifest, record, schemas, shards, tfrecord
 from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.images.annotations import record_objects
 from beam_jobs.images.normalise import geometry
@@ -32,6 +33,7 @@ from beam_jobs.planning.plan import Plan
 from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
 from beam_jobs.stages import resume
+from beam_jobs.stages.summary import Summary
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
 # Large enough for one switch of the interpreter lock per twenty images, small enough for the cache.
@@ -135,6 +137,11 @@ class ShardTask:
         """File name of the shard."""
         return shards.shard_name(self.index, self.count)
 
+    @property
+    def part_name(self) -> str:
+        """File name of its part of the image table."""
+        return f"part-{unit_name(self)}.parquet"
+
 
 @dataclass(frozen=True, kw_only=True)
 class WriteTask:
@@ -148,6 +155,7 @@ class WriteTask:
       pixels: conversion of the pixels.
       channel_statistics: whether the facts include mean and variance of the channels.
       threads: number of threads.
+      seed: seed of the order of the images.
     """
 
     reader: Reader
@@ -157,6 +165,7 @@ class WriteTask:
     pixels: PixelOptions = field(default_factory=PixelOptions)
     channel_statistics: bool = True
     threads: int = 1
+    seed: int = 0
 
     @property
     def work(self) -> str:
@@ -165,26 +174,45 @@ class WriteTask:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SealedFile:
+    """A file that an attempt has written.
+
+    Attributes:
+      name: name in the work directory, before the file gets its name in the dataset.
+      bytes: size in bytes.
+      sha256: SHA-256, hex.
+      crc32c: CRC-32C; it is what is compared, because it costs a tenth of SHA-256.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    crc32c: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sidecar:
     """Description of a written shard; a file in the work directory, not in the dataset.
 
     Attributes:
       digest: digest of its `ShardTask`.
-      file: file name in the work directory, before the shard gets its name in the dataset.
       records: number of records.
-      bytes: size of the file, in bytes.
-      sha256: SHA-256 of the file, hex.
-      crc32c: CRC-32C of the file; it is what is compared, because it costs a tenth of SHA-256.
-      offsets: byte offset of each record.
+      shard: the file of the records.
+      part: the file of its rows of the image table.
+      order_hashes: `shards.order_hash` of its first and its last key.
+      summary: JSON values of the `Summary` of its images.
     """
 
     digest: str
-    file: str
     records: int
-    bytes: int
-    sha256: str
-    crc32c: int
-    offsets: tuple[int, ...]
+    shard: SealedFile
+    part: SealedFile
+    order_hashes: tuple[str, str]
+    summary: Mapping[str, Any]
+
+    def files(self, out: str, shard: ShardTask) -> tuple[tuple[SealedFile, str], ...]:
+        """Returns the files, each with its path in the dataset."""
+        return ((self.part, part_path(out, shard)), (self.shard, shard_path(out, shard)))
 
 
 class Failure(NamedTuple):
@@ -226,6 +254,11 @@ def shard_path(out: str, shard: ShardTask) -> str:
     return storage.join(out, shards.split_dir(shard.split), shard.name)
 
 
+def part_path(out: str, shard: ShardTask) -> str:
+    """Returns the path of the rows of a shard in the dataset."""
+    return storage.join(out, manifest.IMAGES_DIR, shard.part_name)
+
+
 def sidecar_name(shard: ShardTask) -> str:
     """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; it depends on the plan."""
     return f"{_stem(shard)}{resume.SEAL_SUFFIX}"
@@ -243,14 +276,16 @@ def _stem(shard: ShardTask) -> str:
 def sweep(work: str, tasks: list[ShardTask]) -> None:
     """Removes the files of other plans and of killed attempts; see `resume.sweep_unsealed`."""
     resume.sweep_unsealed(
-        storage.join(work, DIRECTORY), lambda values: [values["file"]], {sidecar_name(task) for task in tasks}
+        storage.join(work, DIRECTORY),
+        lambda values: [values[file]["name"] for file in ("shard", "part")],
+        {sidecar_name(task) for task in tasks},
     )
 
 
 def write_shard(shard: ShardTask, task: WriteTask) -> bool:
-    """Writes a shard, unless it is already written, and compares the file with what was written to it.
+    """Writes a shard and its rows, unless they are written, and compares the files with what was written to them.
 
-    Idempotent: of several attempts, concurrent or successive, one renames its file to the name in the dataset.
+    Idempotent: of several attempts, concurrent or successive, one renames its files to their names in the dataset.
 
     Returns:
       whether this attempt wrote the shard.
@@ -258,7 +293,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     Raises:
       SourceChanged: an image differs from the examined one.
       Unreadable: an image cannot be read.
-      OSError: a spooled image is missing, the disk cannot be written, or the file is not what was written to it.
+      OSError: a spooled image is missing, the disk cannot be written, or a file is not what was written to it.
     """
     if sealed := _load_written(shard, task):
         local_progress.add(Progress(sealed.records, 0, 0))
@@ -271,27 +306,43 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink has one thread
     with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
-        path = storage.join(task.work, DIRECTORY, name)
-        with storage.direct_writer(path) as stream, Sink(stream) as sink:
+        with storage.direct_writer(_work_path(task, name)) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
                 offsets.append(sink.position)
                 sink.write(pieces)
-        if storage.checksum(path) != sink.crc32c:
-            raise OSError(errno.EIO, "the file is not what was written to it", path)
         sidecar = Sidecar(
             digest=shard.digest,
-            file=name,
             records=len(rows),
-            bytes=sink.position,
-            sha256=sink.sha256,
-            crc32c=sink.crc32c,
-            offsets=tuple(offsets),
+            shard=SealedFile(name=name, bytes=sink.position, sha256=sink.sha256, crc32c=sink.crc32c),
+            part=_write_part(
+                schemas.image_rows(table, shard.split, shard.index, offsets),
+                attempt.name(_stem(shard), ".parquet"),
+                task,
+            ),
+            order_hashes=(shards.order_hash(task.seed, rows[0]["key"]), shards.order_hash(task.seed, rows[-1]["key"])),
+            summary=Summary.measure(table, task.label_kind).to_json(),
         )
+        for file in (sidecar.shard, sidecar.part):
+            if storage.checksum(_work_path(task, file.name)) != file.crc32c:
+                raise OSError(errno.EIO, "the file is not what was written to it", _work_path(task, file.name))
         winner = attempt.seal(asdict(sidecar), partial(_load_written, shard, task))
     if winner:
         return False
     _move_to_dataset(shard, task, sidecar)
     return True
+
+
+def _write_part(rows: pa.Table, name: str, task: WriteTask) -> SealedFile:
+    groups = (rows.slice(start, schemas.IMAGE_ROWS) for start in range(0, len(rows), schemas.IMAGE_ROWS))
+    data = schemas.row_groups(groups, schemas.IMAGES)
+    with storage.direct_writer(_work_path(task, name)) as stream:
+        stream.write(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return SealedFile(name=name, bytes=len(data), sha256=sha256, crc32c=google_crc32c.value(data))
+
+
+def _work_path(task: WriteTask, name: str) -> str:
+    return storage.join(task.work, DIRECTORY, name)
 
 
 def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
@@ -302,7 +353,7 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
       ValueError: the sidecar is damaged.
     """
     values = resume.read_checked(sidecar_path(work, shard))
-    return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
+    return Sidecar(**{**values, **{file: SealedFile(**values[file]) for file in ("shard", "part")}})
 
 
 def write_failure_note(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:
@@ -342,22 +393,24 @@ def _load_written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
         sidecar = load_sidecar(task.work, shard)
         if not _move_to_dataset(shard, task, sidecar):
             return None
-        return sidecar if storage.checksum(shard_path(task.out, shard)) == sidecar.crc32c else None
+        files = sidecar.files(task.out, shard)
+        return sidecar if all(storage.checksum(path) == file.crc32c for file, path in files) else None
     except (OSError, ValueError):
         return None  # no sidecar, or a damaged one: the shard is written again
 
 
 def _move_to_dataset(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
-    """Renames a sealed shard to its name in the dataset, unless another attempt has renamed it.
+    """Renames the files of a sealed shard to their names in the dataset, unless another attempt has renamed them.
 
     Returns:
-      whether the file in the dataset has the size in the sidecar.
+      whether the files in the dataset have the sizes in the sidecar.
     """
-    path, work_path = shard_path(task.out, shard), storage.join(task.work, DIRECTORY, sidecar.file)
-    if storage.exists(work_path):
-        with contextlib.suppress(FileNotFoundError):  # another attempt renames it at the same time
-            storage.rename(work_path, path)
-    return storage.size(path) == sidecar.bytes
+    files = sidecar.files(task.out, shard)
+    for file, path in files:
+        if storage.exists(_work_path(task, file.name)):
+            with contextlib.suppress(FileNotFoundError):  # another attempt renames it at the same time
+                storage.rename(_work_path(task, file.name), path)
+    return all(storage.size(path) == file.bytes for file, path in files)
 
 
 def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:

@@ -115,7 +115,8 @@ def _encoded_batches(stream: BinaryIO, columns: Sequence[str] | None, rows: int)
     # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
     # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    return file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False)
+    rows = rows or _rows_at_once(_measure_columns(stream, file.metadata, columns))
+    return file.iter_batches(rows, columns=columns, use_threads=False)
 
 
 def _to_pylist(column: pa.Array) -> list[Any]:
@@ -140,7 +141,11 @@ def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
       OSError: the file cannot be read.
     """
-    value_bytes = sum(column.value_bytes for column in _measure_columns(stream, columns))
+    return _rows_at_once(_measure_columns(stream, pq.read_metadata(stream), columns))
+
+
+def _rows_at_once(columns: Sequence[_ColumnSize]) -> int:
+    value_bytes = sum(column.value_bytes for column in columns)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, value_bytes)))
 
 
@@ -155,9 +160,9 @@ def read(stream: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
       OSError: the file cannot be read.
     """
-    sizes = _measure_columns(stream, columns)
-    if sum(column.bytes for column in sizes) <= _allowed_bytes(stream):
-        return pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES).read(columns, use_threads=False)
+    file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
+    if sum(column.bytes for column in _measure_columns(stream, file.metadata, columns)) <= _allowed_bytes(stream):
+        return file.read(columns, use_threads=False)
     # A single long value in a column makes the upper bound too large, so the batches are measured.
     decoded = list(table_batches(stream, columns))
     if not decoded:
@@ -180,14 +185,13 @@ def _allowed_bytes(stream: BinaryIO) -> int:
     return _TABLE_BYTES + _TABLE_RATIO * stream.seek(0, os.SEEK_END)
 
 
-def _measure_columns(stream: BinaryIO, columns: Sequence[str] | None) -> list[_ColumnSize]:
+def _measure_columns(stream: BinaryIO, metadata: pq.FileMetaData, columns: Sequence[str] | None) -> list[_ColumnSize]:
     """Returns the sizes of the columns.
 
     Raises:
       pa.ArrowInvalid: the file is damaged, or over a limit.
     """
     size = stream.seek(0, os.SEEK_END)
-    metadata = pq.read_metadata(stream)
     column_sizes = []
     for index in range(metadata.num_columns):
         column = metadata.schema.column(index)

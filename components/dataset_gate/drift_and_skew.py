@@ -1,6 +1,6 @@
 """Drift from a baseline and skew between splits: features of a dataset, and distances between their distributions.
 
-A feature has one or several values per image, from `images.parquet`: a query of a database, because the values of all
+A feature has one or several values per image, from the image table: a query of a database, because the values of all
 images may not fit in memory. Distances are computed from counts, and compared with the distance that random sampling
 can cause.
 
@@ -99,7 +99,7 @@ class GateDataset:
 
     Attributes:
       manifest: `dataset.json`.
-      database: the rows of `images.parquet` without those of dropped copies, as the table `images`, and
+      database: the rows of the image table without those of dropped copies, as the table `images`, and
         the tables `columns` and `labels` of `lookup.open_images`.
     """
 
@@ -142,7 +142,7 @@ def open_dataset(directory: str) -> Iterator[GateDataset]:
       CorruptDataset: a file of the dataset is damaged.
     """
     dataset = manifest.load(directory)
-    with lookup.open_images(directory, _COLUMNS, "rows", with_values=True) as database:
+    with lookup.open_images(directory, dataset, _COLUMNS, "rows", with_values=True) as database:
         database.run(_IMAGES)
         database.run("DROP TABLE rows")
         counts = dict(zip(*database.query(_SPLIT_COUNTS).to_pydict().values(), strict=True))

@@ -39,7 +39,7 @@ class Predictions:
     Attributes:
       split: name of the split.
       images: number of images in the split, at least n.
-      rows: rows of `images.parquet`, int64[n].
+      rows: rows of the image table, int64[n].
       true: true class indices, int64[n].
       predicted: predicted class indices, int64[n].
       probabilities: float32[n, classes].

@@ -205,7 +205,7 @@ class Cluster:
     """A set of duplicates.
 
     Attributes:
-      name: name of the set in `images.parquet`.
+      name: name of the set in the image table.
       members: the first images, stored ones before dropped ones.
       size: number of images.
       is_conflict: whether the images have different labels.

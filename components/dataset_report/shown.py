@@ -1,4 +1,4 @@
-"""Contents of the sections of the page: names, numbers and paths as text, rows of `images.parquet`, and pictures.
+"""Contents of the sections of the page: names, numbers and paths as text, rows of the image table, and pictures.
 
 The templates escape the texts. Counts are queries; single rows are read on demand. A picture is a `data:` URL, and the
 total size of the pictures of a section is limited.
@@ -87,7 +87,7 @@ class Images:
     """The images of a dataset, dropped ones included.
 
     Attributes:
-      database: the rows of `images.parquet` as `images`, with `place`, the split, empty for an image
+      database: the rows of the image table as `images`, with `place`, the split, empty for an image
         without a record, and `labels`, the classes as one text; `classes` with `row` and `label`, a row for
         each class of an image, `NO_CLASS` without any; and `user_values`, the values of user columns of images with a
         record, see `lookup.open_images`, with `place`.
@@ -98,7 +98,7 @@ class Images:
     dataset: Manifest
 
     def row(self, number: int) -> dict[str, Any]:
-        """Returns the row of a number with all columns of `images.parquet`."""
+        """Returns the row of a number with all columns of the image table."""
         return self.database.query(_ROW, number=number).to_pylist()[0]
 
     def facts(self, row: Mapping[str, Any], columns: int = _MOST_COLUMNS) -> Facts:
@@ -152,11 +152,11 @@ def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
     """Yields the images of a dataset, whose rows are in a database until the end of the block.
 
     Raises:
-      CorruptDataset: `images.parquet` is damaged.
+      CorruptDataset: the image table is damaged.
     """
     is_single = dataset.label_kind == "single"
     labels = "label" if is_single else _SEVERAL_LABELS.format(labels_re=schemas.LABELS_RE)
-    with lookup.open_images(directory, schemas.IMAGES.names, "rows", with_values=True) as database:
+    with lookup.open_images(directory, dataset, schemas.IMAGES.names, "rows", with_values=True) as database:
         database.run(_IMAGES.format(labels=labels))
         database.run(_USER_VALUES)
         database.run(_ONE_CLASS if is_single else _CLASSES.format(no_class=NO_CLASS))
@@ -233,7 +233,7 @@ class Album:
         self._dataset = dataset
 
     def values(self, row: Mapping[str, Any]) -> dict[str, list]:
-        """Returns the record of a written row of `images.parquet`, feature name -> values.
+        """Returns the record of a written row of the image table, feature name -> values.
 
         Raises:
           CorruptDataset: the record is missing or damaged.
@@ -254,7 +254,7 @@ class Album:
         """Returns the picture of a record, or a placeholder if a limit forbids the decode.
 
         Args:
-          row: row of `images.parquet`.
+          row: row of the image table.
           values: values of its record.
           side_px: largest long side of the picture, pixels.
           max_pixels: largest number of pixels of the stored image; 0 for the limit of the ingest.

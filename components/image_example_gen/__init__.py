@@ -84,7 +84,7 @@ def check_dataset(directory: str) -> Manifest:
     """
     try:
         dataset = manifest.load(directory)
-        for name in dataset.tables:
+        for name in dataset.table_digests:
             if not storage.exists(storage.join(directory, name)):
                 raise CorruptDataset(f"{storage.join(directory, name)} is missing; write the dataset again")
         for split in dataset.splits:

@@ -31,6 +31,7 @@ _COMMANDS = {
     "run": ("pipeline.cli.run", "Run the whole TFX pipeline here: raw images to a pushed model."),
     "compile": ("pipeline.cli.compile", "Write the pipeline as a file that Airflow or Kubeflow runs."),
     "doctor": ("pipeline.cli.doctor", "Say what is missing for a target, and how to repair it."),
+    "upgrade": ("pipeline.cli.upgrade", "Convert a dataset of an earlier release into the newest format."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
     "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
     "diff": ("pipeline.cli.diff", "Say what changed between two datasets."),

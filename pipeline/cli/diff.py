@@ -38,7 +38,7 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
     """Say what changed between two datasets.
 
     From A to B: images, labels, splits, classes, sizes and options. Shards are not read; everything is in dataset.json
-    and images.parquet.
+    and the image table.
 
     \b
     Examples:

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beam_jobs import ingest
-from beam_jobs.dataset import schemas
 from beam_jobs.images import sandbox
 from beam_jobs.images.sandbox import pool
 from beam_jobs.options import IngestOptions
+from tests import image_table
 from tests.beam_jobs.runs import Recorder
 from tests.make_images import class_folders, crop, encode
 
@@ -167,7 +167,7 @@ def still_to_read(source: Path, clean: Path, left: dict[str, list[str]]) -> Coun
     keys = sorted(str(path.relative_to(source)) for path in source.rglob("*.*"))
     done = {int(name.removeprefix("done-").partition("-")[0]) for name in left["buckets"]}
     reads = Counter(key for place, key in enumerate(keys) if place // OPTIONS["bucket_images"] not in done)
-    for row in schemas.read(str(clean / "images.parquet")).to_pylist():
+    for row in image_table.read(clean).to_pylist():
         shard = f"{row['split']}-data-{row['shard']:05d}-of-{OPTIONS['shards']:05d}"
         if shard not in left["shards"] and not row["normalised"]:  # what was changed comes out of the spool
             reads[row["key"]] += 1

@@ -82,10 +82,11 @@ def make_plan(
     half = len(examined) // 2
     facts = facts_of([examined.slice(0, half), examined.slice(half)], options.seed)
     with tempfile.TemporaryDirectory() as directory:
-        table = f"{directory}/images.parquet" if existing is not None else ""
-        if existing is not None:
-            schemas.write_table(table, existing, durable=False)
-        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, table, labels))
+        tables = [f"{directory}/old-{part}.parquet" for part in range(2 * (existing is not None))]
+        for part, table in enumerate(tables):
+            half = len(existing) // 2
+            schemas.write_table(table, existing.slice(part * half, None if part else half), durable=False)
+        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, tables, labels))
 
 
 def change_rows(split: SplitPlan, directory: str, change: Callable[[pa.Table], pa.Table], labels=()) -> SplitPlan:

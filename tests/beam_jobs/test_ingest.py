@@ -26,6 +26,7 @@ from beam_jobs.errors import (
     TooManyRejects,
 )
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
+from tests import image_table
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
@@ -51,12 +52,13 @@ def test_class_folders_become_a_sound_dataset_and_nothing_else(dataset, photos):
     assert {name: len(info.shards) for name, info in loaded.splits.items()} == {"train": 2, "eval": 2}
     checked = verify(str(dataset))
     assert (checked.records, checked.problems) == (24, [])
-    keys = schemas.read(str(dataset / "images.parquet"))["key"].to_pylist()
+    keys = image_table.read(dataset)["key"].to_pylist()
     assert sorted(keys) == sorted(str(path.relative_to(photos)) for path in photos.rglob("*.*g"))
     shards = [f"Split-{split}/data-0000{n}-of-00002.tfrecord" for split in ("eval", "train") for n in range(2)]
-    tables = ["image-class-label.labels.txt", "images.parquet", "rejects.parquet"]
+    parts = [f"images/part-{split}-0000{n}.parquet" for split in ("eval", "train") for n in range(2)]
+    tables = ["image-class-label.labels.txt", *parts, "rejects.parquet"]
     assert list(files_under(dataset)) == [*shards, "dataset.json", "dataset_info.json", "features.json", *tables]
-    assert sorted(path.name for path in dataset.iterdir() if path.is_dir()) == ["Split-eval", "Split-train"]
+    assert sorted(path.name for path in dataset.iterdir() if path.is_dir()) == ["Split-eval", "Split-train", "images"]
 
 
 @pytest.mark.parametrize("fields", [{"threads": 1}, {"threads": 4, "bucket_images": 5}])
@@ -189,7 +191,7 @@ def test_an_image_that_grows_over_the_limit_when_it_is_made_plain_is_written(tmp
     (tmp_path / "source" / "cat" / "a.webp").write_bytes(data)
     options = small(tmp_path, source=str(tmp_path / "source"), limits=ImageLimits(max_bytes=len(data)))
     assert ingest.run(options).counts.written == 1
-    (row,) = schemas.read(f"{options.out}/images.parquet").to_pylist()
+    (row,) = image_table.read(options.out).to_pylist()
     assert row["bytes"] > len(data)
     assert verify(options.out).problems == []
 

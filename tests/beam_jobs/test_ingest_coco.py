@@ -9,6 +9,7 @@ from pycocotools import mask as coco_mask
 from beam_jobs import ingest
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.options import IngestOptions, PixelOptions
+from tests import image_table
 from tests.make_images import jpeg, rotated_jpeg
 
 HEIGHT, WIDTH = 60, 80
@@ -49,7 +50,7 @@ def options(tmp_path) -> IngestOptions:
 def records_of(options: IngestOptions) -> dict[str, dict]:
     path = f"{options.out}/Split-train/data-00000-of-00001.tfrecord"
     with open(path, "rb") as stream:
-        rows = schemas.read(f"{options.out}/images.parquet").to_pylist()
+        rows = image_table.read(options.out).to_pylist()
         return {row["key"]: record.decode(tfrecord.read_record_at(stream, path, row["offset"])) for row in rows}
 
 

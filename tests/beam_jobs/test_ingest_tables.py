@@ -10,6 +10,7 @@ from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import Float32Loss
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
+from tests import image_table
 from tests.make_images import encode, jpeg
 
 COLUMNS = TableColumns(
@@ -37,7 +38,7 @@ def write_table(tmp_path):
 def records_of(options) -> dict[str, dict]:
     """Returns key -> what the record holds, and the split it is in."""
     found = {}
-    for row in schemas.read(f"{options.out}/images.parquet").to_pylist():
+    for row in image_table.read(options.out).to_pylist():
         path = f"{options.out}/Split-{row['split']}/data-00000-of-00001.tfrecord"
         with open(path, "rb") as stream:
             values = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
@@ -151,7 +152,7 @@ def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values,
     warnings = ingest.run(options).remarks.warnings
     assert len(warnings) == bool(warning)
     assert all(one.startswith(warning) for one in warnings)
-    assert "mask_values" not in schemas.read(f"{options.out}/images.parquet").column_names
+    assert "mask_values" not in image_table.read(options.out).column_names
 
 
 @pytest.mark.parametrize("policy", ["resize", "raw"])

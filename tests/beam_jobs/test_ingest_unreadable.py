@@ -14,6 +14,7 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects, Unreadable
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.stages import resume
+from tests import image_table
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import jpeg
@@ -181,7 +182,7 @@ def test_a_change_has_its_own_unit_examined_again_and_no_other(options, tmp_path
 
 
 def test_a_change_ends_the_passes(options, plain, tmp_path):
-    shard_of = {row["key"]: row["shard"] for row in schemas.read(str(tmp_path / "plain/images.parquet")).to_pylist()}
+    shard_of = {row["key"]: row["shard"] for row in image_table.read(tmp_path / "plain").to_pylist()}
     unread, edited = (next(key for key, shard in shard_of.items() if shard == number) for number in range(2))
     sector = Sector(tmp_path / "photos" / f"{unread}.jpg")
 

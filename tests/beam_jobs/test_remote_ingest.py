@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import HttpOptions, IngestOptions, TableColumns
+from tests import image_table
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.runs import shards_under
 from tests.beam_jobs.web_server import body, serving
@@ -105,9 +107,8 @@ def test_no_signature_of_a_url_is_stored_and_an_append_knows_the_image_by_the_re
         keys = [server.url(f"/{name}?id=7") for name in ("1.png", "2.png", "bad.png", "gone.png", "none.png")]
         old = keys[0].replace("id=7", f"{SIGNED}old")
     assert "nothing to add" in lines[-1]
-    images, rejects = (
-        pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist() for name in ("images", "rejects")
-    )
+    images = image_table.read(tmp_path / "out").to_pylist()
+    rejects = pq.read_table(tmp_path / "out" / "rejects.parquet").to_pylist()
     assert {row["key"]: row["uri"] for row in images} == {old: keys[0], keys[1]: keys[1]}
     reasons = {keys[2]: "not_an_image", keys[3]: "not_fetched", keys[4]: "no_label"}
     assert {row["key"]: row["reason"] for row in rejects} == reasons
@@ -117,6 +118,6 @@ def test_no_signature_of_a_url_is_stored_and_an_append_knows_the_image_by_the_re
 
 
 def edit_keys(out: Path, change) -> None:
-    dataset, path = manifest.load(str(out)), str(out / "images.parquet")
-    schemas.write(path, [{**row, "key": change(row["key"])} for row in schemas.read(path).to_pylist()], schemas.IMAGES)
-    manifest.write(replace(dataset, tables={**dataset.tables, "images.parquet": storage.digest(path)[1]}), str(out))
+    rows = [{**row, "key": change(row["key"])} for row in image_table.read(out).to_pylist()]
+    image_table.write(out, pa.Table.from_pylist(rows, schemas.IMAGES))
+    image_table.seal(out)

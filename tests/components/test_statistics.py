@@ -1,4 +1,4 @@
-"""What StatisticsGen counts, held against a computation on `images.parquet` that knows nothing of TFDV."""
+"""What StatisticsGen counts, held against a computation on the image table that knows nothing of TFDV."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 import tensorflow_data_validation as tfdv
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from components.statistics import dataset_statistics, extra_columns, statistics_options
+from tests import image_table
 from tests.components.conftest import BEAM_ARGS
 from tests.components.make_tables import EXTRA, ingest_table, write_table
 
@@ -50,7 +51,7 @@ def counted(made) -> dict[str, dict]:
 def expected(made) -> dict[str, dict[str, list[list]]]:
     """split -> feature -> the values of each image, from the table of the dataset; an empty list for a missing one."""
     values: dict = {split: {} for split in SPLITS}
-    for row in schemas.read(str(made / "images.parquet")).to_pylist():
+    for row in image_table.read(made).to_pylist():
         extra = {name: [] for name in EXTRA} | json.loads(row["extra"])
         cells = {
             **{f"image/{name}": [row[name]] for name in ("format", "height", "width", "channels", "bytes")},

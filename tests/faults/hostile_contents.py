@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.dataset import manifest, schemas, tfrecord
+from tests import image_table
 from tests.beam_jobs import make_hostile_images as make
 from tests.make_images import forged_png, jpeg
 
@@ -50,6 +51,17 @@ def _table(name: str, change: Callable[[pa.Table], pa.Table]) -> Change:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = manifest.load(str(dataset))
         manifest.write(replace(loaded, tables={**loaded.tables, name: digest}), str(dataset))
+
+    return write
+
+
+def _images(change: Callable[[pa.Table], pa.Table]) -> Change:
+    """Changes the first file of the image table, and its checksum."""
+
+    def write(dataset: Path) -> None:
+        path = image_table.files(dataset)[0]
+        pq.write_table(change(schemas.read(str(path))), path, compression="zstd")
+        image_table.seal(dataset)
 
     return write
 
@@ -125,9 +137,9 @@ DATASETS: dict[str, Change] = {
     "counts that are no numbers": _values(lambda values: values["counts"].update(found="x\nimages  9 found")),
     "100,000 labels": _values(lambda values: values.update(labels=[f"label\n{n}" for n in range(100_000)])),
     "an option of a megabyte": _values(lambda values: values["options"].update(near_duplicates="x" * 1_000_000)),
-    "60 rows of one key of 400 kB": _table("images.parquet", _repeated("key", 60)),
-    "5,000 rows of one key of 400 kB": _table("images.parquet", _repeated("key", 5_000)),
-    "5,000 rows of one label of 400 kB": _table("images.parquet", _repeated("label", 5_000)),
+    "60 rows of one key of 400 kB": _images(_repeated("key", 60)),
+    "5,000 rows of one key of 400 kB": _images(_repeated("key", 5_000)),
+    "5,000 rows of one label of 400 kB": _images(_repeated("label", 5_000)),
     "5,000 rejects of 400 kB": _table(
         "rejects.parquet",
         lambda _: pa.table(
@@ -138,15 +150,11 @@ DATASETS: dict[str, Change] = {
             }
         ),
     ),
-    "deep JSON in a user column": _table(
-        "images.parquet", lambda table: _column(table, "extra", pa.array(["[" * _DEEP] * table.num_rows))
+    "deep JSON in a user column": _images(
+        lambda table: _column(table, "extra", pa.array(["[" * _DEEP] * table.num_rows))
     ),
-    "places that are none": _table(
-        "images.parquet", lambda table: _column(table, "offset", pa.array([1 << 62] * table.num_rows))
-    ),
-    "shards that are none": _table(
-        "images.parquet", lambda table: _column(table, "shard", pa.array([1 << 40] * table.num_rows))
-    ),
+    "places that are none": _images(lambda table: _column(table, "offset", pa.array([1 << 62] * table.num_rows))),
+    "shards that are none": _images(lambda table: _column(table, "shard", pa.array([1 << 40] * table.num_rows))),
     "a PNG that claims 900 Mpx": _encoded(lambda: forged_png(30_000)),
     "a PNG of 400 Mpx": _encoded(lambda: make.bilevel_png(20_000)),
     "a cut JPEG": _encoded(lambda: jpeg()[:-200]),

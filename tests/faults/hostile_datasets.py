@@ -7,7 +7,7 @@ from pathlib import Path
 
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, schemas
-from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo, TablePart
 from beam_jobs.options import IngestOptions
 from tests.faults.hostile_names import ESCAPED
 
@@ -32,11 +32,13 @@ def make(folder: Path) -> list[Path]:
 
 
 def _make(folder: Path, splits: dict[str, SplitInfo]) -> Path:
+    tables = {"images/part-dropped.parquet": schemas.IMAGES, manifest.REJECTS_NAME: schemas.REJECTS}
     digests = {}
-    for name, schema in ((manifest.IMAGES_NAME, schemas.IMAGES), (manifest.REJECTS_NAME, schemas.REJECTS)):
+    for name, schema in tables.items():
         path = storage.join(str(folder), name)
         schemas.write(path, [], schema)
-        digests[name] = storage.digest(path)[1]
+        digests[name] = storage.digest(path)
+    size, sha256 = digests.pop("images/part-dropped.parquet")
     options = IngestOptions(source="photos", out="dataset", splits={"train": 1.0})
     found = Manifest(
         source="photos",
@@ -48,7 +50,8 @@ def _make(folder: Path, splits: dict[str, SplitInfo]) -> Path:
         counts=ImageCounts(found=0, written=0),
         channels=None,
         producer={"feedline": "1"},
-        tables=digests,
+        images=(TablePart(name="part-dropped.parquet", rows=0, bytes=size, sha256=sha256),),
+        tables={name: sha256 for name, (_, sha256) in digests.items()},
     )
     manifest.write(found, str(folder))
     return folder

@@ -333,7 +333,7 @@ def test_flipped_anywhere(fault, ingests: Worker, place: Path, tries, form: str)
         spot = chance.randrange(len(data))
         source.write_bytes(data[:spot] + bytes([data[spot] ^ 1 << chance.randrange(8)]) + data[spot + 1 :])
         found = ingests.ingest(source, place / f"out{number}")
-        total = found.count("images.parquet") + found.count("rejects.parquet")
+        total = found.count("images") + found.count("rejects.parquet")
         short = found.code == 0 and total < len(_GOOD)
         found.judge(row, f"{form}, byte {spot}", code=(0, 2, 3), says=source.name, wrong=short)
 

@@ -20,6 +20,7 @@ from beam_jobs.errors import FeedlineError
 from beam_jobs.images import sandbox
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from tests import image_table
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.beam_jobs.hostile_rows import REJECTED, SECTIONS
 from tests.beam_jobs.runs import files_under
@@ -105,7 +106,7 @@ def ingest(files: dict[str, bytes], folder: Path, **options) -> Ended:
                 raise
             sandbox.close()
             return Ended(hang=True)
-    kept = {Path(key).name for key in pq.read_table(out / "images.parquet", columns=["key"])["key"].to_pylist()}
+    kept = {Path(key).name for key in image_table.read(out)["key"].to_pylist()}
     rejects = pq.read_table(out / "rejects.parquet").to_pylist()
     rejected = {Path(row["key"]).name: row["reason"] for row in rejects}
     return Ended(kept, rejected, watch.hang, watch.busy)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pyarrow.parquet as pq
 import pytest
 
+from tests import image_table
 from tests.beam_jobs.make_certificates import certificate, speaker
 from tests.beam_jobs.web_server import WebServer, body, serving, status
 from tests.faults import process
@@ -126,9 +127,8 @@ def ingest(home: Path, urls: dict[str, str], names: Names | None = None, *, limi
 def _read(out: Path) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
     if not (out / "dataset.json").exists():
         return {}, {}
-    images, rejects = (
-        pq.read_table(out / f"{name}.parquet", use_threads=False).to_pylist() for name in ("images", "rejects")
-    )
+    images = image_table.read(out).to_pylist()
+    rejects = pq.read_table(out / "rejects.parquet", use_threads=False).to_pylist()
     return (
         {row["key"]: row["source_sha256"] for row in images},
         {row["key"]: (row["reason"], row["detail"]) for row in rejects},

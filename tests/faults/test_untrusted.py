@@ -52,10 +52,10 @@ class Sandbox:
 
     def held(self, dataset: str, table: str) -> set[str]:
         """Returns the keys in a table of a dataset."""
-        path = self.home / "out" / dataset / f"{table}.parquet"
-        return (
-            set(pq.read_table(path, columns=["key"], use_threads=False)["key"].to_pylist()) if path.exists() else set()
-        )
+        out = self.home / "out" / dataset
+        paths = [*out.glob(f"{table}.parquet"), *out.glob(f"{table}/*.parquet")]
+        tables = [pq.read_table(path, columns=["key"], use_threads=False) for path in paths]
+        return {key for one in tables for key in one["key"].to_pylist()}
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ class Trial:
     @property
     def images(self) -> set[str]:
         """Keys in the dataset."""
-        return self._column("images.parquet", "key")
+        return {row["key"] for row in self._rows("images")}
 
     @property
     def rejects(self) -> dict[str, str]:
@@ -123,15 +123,14 @@ class Trial:
         said = f"{about} (exit {self.code}, {self.err[-300:]!r}, {rejects}, lost {sorted(lost)[:3]})"
         row.tried(said, hang=self.hang, lost=bool(lost), wrong=wrong)
 
-    def _column(self, table: str, name: str) -> set[str]:
-        return {row[name] for row in self._rows(table)}
-
     def _rows(self, table: str) -> list[dict[str, str]]:
-        for path in (self.out / table, self.out / "_work" / table):  # the latter of an ingest with too many rejects
-            if path.exists():
-                columns = [name for name in ("key", "uri", "reason", "detail") if name in pq.read_schema(path).names]
-                return pq.read_table(path, columns=columns, use_threads=False).to_pylist()
-        return []
+        rows = []
+        # A folder holds the parts of a table; that in `_work` is of an ingest with too many rejects.
+        for path in (self.out / table, self.out / "_work" / table):
+            for part in sorted(path.glob("*")) if path.is_dir() else filter(Path.exists, [path]):
+                columns = [name for name in ("key", "uri", "reason", "detail") if name in pq.read_schema(part).names]
+                rows += pq.read_table(part, columns=columns, use_threads=False).to_pylist()
+        return rows
 
 
 class Worker:

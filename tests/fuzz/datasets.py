@@ -1,4 +1,4 @@
-"""What a published dataset of others says of itself: `dataset.json` and `images.parquet`.
+"""What a published dataset of others says of itself: `dataset.json` and a file of the image table.
 
 The first byte of an input says which: `a`, the first as it stands; `b`, the first under a checksum that is right; `c`,
 the second.
@@ -23,7 +23,7 @@ def target(data: bytes) -> None:
     """Loads the manifest, which is then written as it was read, or the image table, which has rows or is refused."""
     folder, kind, content = Path(_FOLDER.name), data[:1], data[1:]
     if kind == b"c":
-        _load_table(folder / manifest.IMAGES_NAME, content)
+        _load_table(folder / "part.parquet", content)
         return
     if kind == b"b":
         content = _sealed(content)
@@ -40,10 +40,11 @@ def target(data: bytes) -> None:
 def _load_table(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
-        found = schemas.read_published(str(path), ["key", "split", "shard", "offset"])
+        found = list(schemas.read_images([str(path)], ["key", "split", "shard", "offset"]))
     except CorruptDataset:
         return
-    found.to_pylist()
+    for rows in found:
+        rows.to_pylist()
 
 
 def _sealed(content: bytes) -> bytes:

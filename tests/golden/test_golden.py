@@ -24,6 +24,7 @@ from beam_jobs import ingest, verify_dataset
 from beam_jobs.dataset import manifest
 from pipeline.cli import execute
 from pipeline.runs.history import newest_executions, newest_run, open_store
+from tests import image_table
 from tests.beam_jobs.runs import Recorder
 from tests.golden import make
 from trainer import InputOptions, make_dataset
@@ -92,6 +93,17 @@ def test_a_dataset_is_read_in_training(untouched, name):
     assert len(keys) == dataset.splits["train"].records > 5
 
 
+@pytest.mark.parametrize("name", make.DATASETS)
+def test_a_dataset_is_upgraded(golden, name):
+    path = golden.dataset(name)
+    rows = image_table.read(path)
+    assert execute(["upgrade", path]) == 0
+    upgraded = manifest.load(path)
+    assert (upgraded.format_version, upgraded.digest) == (manifest.FORMAT_VERSION, golden.about["digests"][name])
+    assert image_table.read(path) == rows
+    assert verify_dataset(path).problems == []
+
+
 @pytest.mark.parametrize("name", ["raw", "table"])
 def test_a_dataset_is_inspected_compared_exported_and_reported(untouched, name, tmp_path, capsys):
     path = untouched.dataset(name)
@@ -115,11 +127,10 @@ def test_the_same_images_give_the_same_dataset_again(untouched, name, tmp_path):
     here = {package: metadata.version(package) for package in SHAPING}
     digest = untouched.ingest(name, str(tmp_path / "again")).digest
     assert digest == untouched.about["digests"][name], f"made with {untouched.about['versions']}, here is {here}"
-    # The other release adds to the dataset of this one, too: its tables have the same columns, down to the lists.
-    for table in (manifest.IMAGES_NAME, manifest.REJECTS_NAME):
-        before, after = (
-            pq.ParquetFile(Path(out, table)).schema for out in (untouched.dataset(name), tmp_path / "again")
-        )
+    # The tables have the same columns, down to the lists.
+    outs = untouched.dataset(name), tmp_path / "again"
+    for paths in zip(*((image_table.files(out)[0], Path(out, manifest.REJECTS_NAME)) for out in outs), strict=True):
+        before, after = (pq.ParquetFile(path).schema for path in paths)
         assert [after.column(i).path for i in range(len(after))] == [before.column(i).path for i in range(len(before))]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.dataset import schemas
+from tests import image_table
 from tests.interop import page
 
 
@@ -30,5 +30,5 @@ def place(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(place: Path) -> dict[str, dict]:
-    """Key -> row of `images.parquet`: what every client must come to."""
-    return {row["key"]: row for row in schemas.read(str(place / "dataset" / "images.parquet")).to_pylist()}
+    """Key -> row of the image table: what every client must come to."""
+    return {row["key"]: row for row in image_table.read(place / "dataset").to_pylist()}

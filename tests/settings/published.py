@@ -23,6 +23,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
+from tests import image_table
 from tests.settings.table import nested_of
 
 
@@ -88,8 +89,8 @@ class Published:
 
     @cached_property
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Key -> row of `images.parquet`."""
-        read = schemas.read(storage.join(str(self.path), manifest.IMAGES_NAME)).to_pylist()
+        """Key -> row of the image table."""
+        read = image_table.read(self.path).to_pylist()
         return {row["key"]: row for row in read}
 
     @cached_property

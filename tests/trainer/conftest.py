@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import storage
-from beam_jobs.dataset import manifest, record, schemas
+from beam_jobs.dataset import manifest, record
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
+from tests import image_table
 from tests.make_images import encode
 
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
 
 def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
-    """The rows of `images.parquet` of one split, in the order of its shards."""
-    rows = schemas.read(storage.join(str(directory), manifest.IMAGES_NAME)).to_pylist()
+    """The rows of the image table of one split, in the order of its shards."""
+    rows = image_table.read(directory).to_pylist()
     return sorted((row for row in rows if row["split"] == split), key=lambda row: (row["shard"], row["offset"]))
 
 

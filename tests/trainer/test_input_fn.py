@@ -14,6 +14,7 @@ import tensorflow as tf
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
+from tests import image_table
 from tests.make_images import encode
 from tests.trainer.batches import RANDOM, graph, options, read
 from tests.trainer.conftest import keys_of
@@ -88,8 +89,8 @@ def test_what_cannot_be_read_is_refused_before_any_batch(dataset, tmp_path):
         make_dataset(str(dataset), "valid", options(), training=True)
     with pytest.raises(OptionError, match=r"no op 'flop'; did you mean flip"):
         make_dataset(str(dataset), "train", options(train_ops="decode|flop"), training=True)
-    (dataset / "images.parquet").unlink()
-    with pytest.raises(CorruptDataset, match=r"images\.parquet cannot be read"):
+    image_table.files(dataset)[0].unlink()
+    with pytest.raises(CorruptDataset, match=r"images/part-.*\.parquet cannot be read"):
         make_dataset(str(dataset), "train", options(), training=True)
     (dataset / "dataset.json").write_text("{")
     with pytest.raises(CorruptDataset, match=r"dataset\.json cannot be used"):

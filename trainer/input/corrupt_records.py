@@ -1,6 +1,6 @@
 """Corrupt records: finding them, explaining a failed training, and excluding them from training.
 
-The offset of a record comes from `images.parquet`, not from the end of the record before it. So one damaged length
+The offset of a record comes from the image table, not from the end of the record before it. So one damaged length
 hides no other record, and even an unreadable record has a key. If both checksums are right, the content is checked.
 """
 
@@ -79,7 +79,7 @@ class Damage:
       number: number of the record in its split, from 0, in the order of the shards.
       shard: path of its shard.
       offset: its first byte in the shard.
-      key: key of its image, from `images.parquet`.
+      key: key of its image, from the image table.
       reason: its fault, as the end of a sentence about the record.
     """
 
@@ -122,7 +122,7 @@ def find_damage(path: str, split: str, decode: bool = False) -> list[Damage]:
 
     Raises:
       UsageError: there is no such dataset or split.
-      CorruptDataset: `dataset.json` or `images.parquet` is damaged.
+      CorruptDataset: `dataset.json` or the image table is damaged.
     """
     return list(_iterate_damages(path, split, decode))
 
@@ -193,11 +193,13 @@ def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
 def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
     """Yields the locations of the records of each shard."""
     names, first = dataset.shard_paths(path, split), 0
-    with lookup.open_images(path, (*lookup.SHARD_COLUMNS, "key")) as images:
-        table = storage.join(path, manifest.IMAGES_NAME)
-        # A wrong offset would make intact records look damaged, and Parquet has no checksum of the table.
-        if storage.digest(table)[1] != dataset.tables[manifest.IMAGES_NAME]:
-            raise CorruptDataset(f"{table} has changed since it was published, so no record can be found; ingest again")
+    with lookup.open_images(path, dataset, (*lookup.SHARD_COLUMNS, "key")) as images:
+        # A wrong offset would make intact records look damaged, and Parquet has no checksum of a table.
+        for table, sha256 in zip(dataset.image_paths(path), dataset.image_digests.values(), strict=True):
+            if storage.digest(table)[1] != sha256:
+                raise CorruptDataset(
+                    f"{table} has changed since it was published, so no record can be found; ingest again"
+                )
         for _, index, rows in lookup.read_shard_rows(images, path, dataset, (split,), ["offset", "key"]):
             bounds = [*rows["offset"].to_pylist(), dataset.split(split).shards[index].bytes]
             ranges = zip(itertools.pairwise(bounds), rows["key"].to_pylist(), strict=True)

@@ -1,6 +1,6 @@
 """Local copies of datasets in stores that TensorFlow cannot read; only the splits that are read are downloaded.
 
-    DIR/datasets/DIGEST/dataset.json, images.parquet, Split-train/...    as in the store; files are complete or absent
+    DIR/datasets/DIGEST/dataset.json, images/..., Split-train/...    as in the store; files are complete or absent
     DIR/datasets/DIGEST.used      shared lock of every process that reads the copy
     DIR/datasets/fetching         exclusive lock of the process that downloads; others wait for it
 
@@ -23,7 +23,7 @@ from beam_jobs import storage
 from beam_jobs.common.strings import size
 from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import manifest
-from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from trainer.options import InputOptions
 
@@ -101,13 +101,19 @@ def _list_missing(path: str, copy: str, dataset: Manifest, split: str) -> list[_
     rows = zip(dataset.shard_paths(path, split), dataset.shard_paths(copy, split), shards, strict=True)
     files = [_File(source=source, target=to, bytes=shard.bytes, sha256=shard.sha256) for source, to, shard in rows]
     missing = [file for file in files if not os.path.exists(file.target) or storage.size(file.target) != file.bytes]
-    table = os.path.join(copy, IMAGES_NAME)
-    if not os.path.exists(table):
-        source = storage.join(path, IMAGES_NAME)
-        with _source_errors(source):
-            size = storage.size(source)
-        missing.insert(0, _File(source=source, target=table, bytes=size, sha256=dataset.tables[IMAGES_NAME]))
+    tables = zip(dataset.image_paths(path), dataset.image_paths(copy), dataset.image_digests.values(), strict=True)
+    for number, (source, table, sha256) in enumerate(tables):
+        if not os.path.exists(table):
+            length = _table_bytes(dataset, number, source)
+            missing.insert(number, _File(source=source, target=table, bytes=length, sha256=sha256))
     return missing
+
+
+def _table_bytes(dataset: Manifest, number: int, source: str) -> int:
+    if dataset.images:
+        return dataset.images[number].bytes
+    with _source_errors(source):  # format 1 does not say the size
+        return storage.size(source)
 
 
 def _download(path: str, copy: str, dataset: Manifest, split: str, options: InputOptions) -> None:

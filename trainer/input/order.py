@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from beam_jobs import storage
 from beam_jobs.dataset import schemas
-from beam_jobs.dataset.manifest import IMAGES_NAME, MANIFEST_NAME, Manifest
+from beam_jobs.dataset.manifest import MANIFEST_NAME, Manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from trainer.input.position import Host
 from trainer.options import InputOptions
@@ -73,7 +73,7 @@ _SEVERAL = 2  # sizes of images: there is no common one
 
 
 def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
-    """Reads the index of a split from `images.parquet`: at most 40 bytes a record during reading, 20 afterwards.
+    """Reads the index of a split from the image table: at most 40 bytes a record during reading, 20 afterwards.
 
     Raises:
       OptionError: there is no such split.
@@ -85,20 +85,20 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     manifest = storage.read_bytes(manifest_path)
     if json.loads(manifest)["digest"] != dataset.digest:
         raise DatasetChanged(replaced_message(path))
-    table = storage.join(path, IMAGES_NAME)
+    tables = dataset.image_paths(path)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     sizes: set[tuple[int, int]] = set()
-    for images in schemas.read_images(table, ["split", "shard", "offset", "label_index", "height", "width"]):
+    for images in schemas.read_images(tables, ["split", "shard", "offset", "label_index", "height", "width"]):
         rows = images.filter(pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0)))
         if len(rows) and pc.max(rows["shard"]).as_py() >= len(info.shards):
-            raise CorruptDataset(_mismatch(table, split))
+            raise CorruptDataset(_mismatch(path, split))
         parts.append((rows["shard"].to_numpy().astype(np.int32), *(rows[name].to_numpy() for name in _INT64_COLUMNS)))
         if len(sizes) < _SEVERAL:
             sizes.update(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
     shard, offset, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     del parts
     if not np.array_equal(np.bincount(shard, minlength=len(info.shards)), [item.records for item in info.shards]):
-        raise CorruptDataset(_mismatch(table, split))
+        raise CorruptDataset(_mismatch(path, split))
     if not _is_sorted(shard, offset):  # an ingest writes the rows in this order
         order = np.lexsort((offset, shard))
         shard, offset, label = shard[order], offset[order], label[order]
@@ -113,8 +113,8 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     )
 
 
-def _mismatch(table: str, split: str) -> str:
-    return f"{table} does not name the records that the shards of {split!r} hold; write it again"
+def _mismatch(path: str, split: str) -> str:
+    return f"the image table of {path} does not name the records that the shards of {split!r} hold; write it again"
 
 
 def _is_sorted(shard: np.ndarray, offset: np.ndarray) -> bool:

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from beam_jobs import storage
 from beam_jobs.dataset import record, schemas
-from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 from beam_jobs.types import EXTRA_TYPES
@@ -50,7 +49,7 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
     """Returns the argument of `tf.io.parse_example` for the user columns and targets of the options.
 
     A scalar column is a `FixedLenFeature`; every other feature is a `RaggedFeature`. The type of a column is inferred
-    from all its cells in `images.parquet`, so that all splits and hosts agree.
+    from all its cells in the image table, so that all splits and hosts agree.
 
     Args:
       dataset: manifest of the dataset.
@@ -59,16 +58,16 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
 
     Raises:
       OptionError: the dataset has no such column, no boxes or no masks, or a column holds different types.
-      CorruptDataset: `images.parquet` cannot be read.
+      CorruptDataset: the image table cannot be read.
     """
     spec: dict[str, Any] = {}
     for name in options.columns:
         check_column(name, dataset.options["columns"]["extra"], "columns")
-    for name, column in (_infer_columns(path, options.columns) if options.columns else {}).items():
+    for name, column in (_infer_columns(dataset, path, options.columns) if options.columns else {}).items():
         dtype = _DTYPES[column.kind]
         spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if column.scalar else _ragged(dtype)
     for target in options.targets:
-        _check_target(path, target)
+        _check_target(dataset, path, target)
         if target == BOXES:
             spec |= {**dict.fromkeys(record.OBJECT_SIDES, _ragged(tf.float32)), record.OBJECT_LABEL: _ragged(tf.int64)}
         else:
@@ -135,10 +134,10 @@ def _ragged(dtype: tf.DType) -> tf.io.RaggedFeature:
     return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` makes them
 
 
-def _infer_columns(path: str, names: tuple[str, ...]) -> dict[str, Column]:
+def _infer_columns(dataset: Manifest, path: str, names: tuple[str, ...]) -> dict[str, Column]:
     kinds: dict[str, set[type]] = {name: set() for name in names}
     scalar = dict.fromkeys(names, True)
-    for cells in _read_cells(path, "extra"):
+    for cells in _read_cells(dataset, path, "extra"):
         for name in names:
             value = cells.get(name)
             scalar[name] &= value is not None and not isinstance(value, list)
@@ -162,16 +161,16 @@ def _require_one_kind(name: str, kinds: set[type]) -> type:
     return next(iter(kinds), int)  # all cells of the column are empty
 
 
-def _read_cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the JSON cells in a column of `images.parquet`, of all records in shards; few of them repeatedly."""
-    for rows in schemas.read_images(storage.join(path, IMAGES_NAME), [column, "shard"]):
+def _read_cells(dataset: Manifest, path: str, column: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the JSON cells in a column of the image table, of all records in shards; few of them repeatedly."""
+    for rows in schemas.read_images(dataset.image_paths(path), [column, "shard"]):
         texts = rows.filter(pc.greater_equal(rows["shard"], 0))[column].unique().to_pylist()
         yield from (schemas.cell(text) for text in texts if text)
 
 
-def _check_target(path: str, target: str) -> None:
+def _check_target(dataset: Manifest, path: str, target: str) -> None:
     part, noun = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
-    if not any(cells[part] is not None for cells in _read_cells(path, "annotations")):
+    if not any(cells[part] is not None for cells in _read_cells(dataset, path, "annotations")):
         raise OptionError(f"targets names {target!r}, but the images of {path} have no {noun}")
 
 

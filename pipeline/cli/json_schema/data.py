@@ -90,6 +90,16 @@ _SHARD = one(
     bytes=whole("Size of the file."),
     sha256=sha256("Checksum of the file."),
 )
+_TABLE_PART = one(
+    "A file.",
+    name=text("File name inside `images/`."),
+    rows=whole("Number of rows."),
+    bytes=whole("Size of the file."),
+    sha256=sha256("Checksum of the file."),
+    order_hashes=or_null(
+        many(text("16 hex digits."), "Smallest and largest order hash of its keys; null in any order.")
+    ),
+)
 _COUNTS = optional(
     one(
         "Counts of the ingest: found = rejected + dropped + written.",
@@ -121,29 +131,33 @@ _REMARKS = one(
     hidden=whole("Names that the last ingest ignored; a folder counts as one."),
     hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of these names."),
 )
-MANIFEST = one(
-    "The dataset: the content of `dataset.json`.",
-    format_version=whole("Version of the format on disk.", 1),
-    digest=sha256("Identity of the content; equal digests hold the same records."),
-    checksum=sha256("Checksum of all other keys."),
-    source=text("The source as given; of a local path, the last part."),
-    options=anything("Every option of the ingest that shapes the output, as under `ingest` in pipeline.yaml."),
-    options_digest=sha256("Digest of the options."),
-    label_kind=text("How many labels an image has: one, any number, or none.", ("single", "multi", "none")),
-    labels=many(text("Name."), "Class names; the index is the label."),
-    splits=named(
-        one(
-            "A split.",
-            shards=many(_SHARD, "Its files, in order."),
-            classes=named(whole("Images."), "Class name -> images."),
+MANIFEST = optional(
+    one(
+        "The dataset: the content of `dataset.json`.",
+        format_version=whole("Version of the format on disk, 1 or 2.", 1),
+        digest=sha256("Identity of the content; equal digests hold the same records."),
+        checksum=sha256("Checksum of all other keys."),
+        source=text("The source as given; of a local path, the last part."),
+        options=anything("Every option of the ingest that shapes the output, as under `ingest` in pipeline.yaml."),
+        options_digest=sha256("Digest of the options."),
+        label_kind=text("How many labels an image has: one, any number, or none.", ("single", "multi", "none")),
+        labels=many(text("Name."), "Class names; the index is the label."),
+        splits=named(
+            one(
+                "A split.",
+                shards=many(_SHARD, "Its files, in order."),
+                classes=named(whole("Images."), "Class name -> images."),
+            ),
+            "Name of a split -> split.",
         ),
-        "Name of a split -> split.",
+        counts=_COUNTS,
+        channels=or_null(_CHANNELS),
+        producer=named(text("Version."), "Package -> version that wrote it."),
+        tables=named(sha256("SHA-256."), "Name of every other file -> its checksum."),
+        images=many(_TABLE_PART, "Files of the image table, in the order of its rows; absent in format 1."),
+        remarks=_REMARKS,
     ),
-    counts=_COUNTS,
-    channels=or_null(_CHANNELS),
-    producer=named(text("Version."), "Package -> version that wrote it."),
-    tables=named(sha256("SHA-256."), "Name of every other file -> its checksum."),
-    remarks=_REMARKS,
+    "images",
 )
 _ESTIMATE = one(
     "With `--dry-run`: the estimate. The names of numbers contain their units.",
@@ -227,6 +241,11 @@ _EXPORTED = one(
 
 DATASET_SCHEMAS: dict[str, Schema] = {
     "ingest": either(MANIFEST, _ESTIMATE),
+    "upgrade": one(
+        "The dataset.",
+        upgraded=truth("Whether it was of an earlier format."),
+        format_version=whole("Version of its format now.", 1),
+    ),
     "verify": _VERIFICATION,
     "export": _EXPORTED,
     "report": one("The page.", report=text("Path of the file."), bytes=whole("Size of the file.")),
@@ -243,7 +262,7 @@ DATASET_SCHEMAS: dict[str, Schema] = {
 
 
 _SHOWN = named(text("The values; long ones are shortened."), "Feature -> its values.")
-_RECORD = one("With `--key`: one image.", row=anything("Its row of `images.parquet`."), features=_SHOWN)
+_RECORD = one("With `--key`: one image.", row=anything("Its row of the image table."), features=_SHOWN)
 _GUESS = one(
     "Meaning of the features by their names; empty for unknown layouts.",
     looks_like=text("Project or tool that writes records with these names."),

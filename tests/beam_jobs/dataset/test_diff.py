@@ -10,18 +10,19 @@ import pytest
 
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.diff import Difference, diff
-from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo, TablePart
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.beam_jobs.make_rows import make_facts, make_ref, sha
 from tests.make_images import jpeg
 
+PART = TablePart(name="part-0.parquet", rows=0, bytes=0, sha256="")
 KINDS = ("added", "removed", "renamed", "relabelled", "changed", "moved", "annotated")
 
 
 def row(key: str, content: str = "", label: str = "cat", split: str = "train", **fields) -> dict:
-    """A row of `images.parquet`; what it shows is named by a text."""
+    """A row of the image table; what it shows is named by a text."""
     facts = make_facts(content or key, **fields.pop("facts", {}))
     place = {"cluster": "", "near": "", "label_index": 0, "shard": 0, "offset": 0}
     return {**schemas.examined_row(make_ref(key, label), facts), **place, "split": split, **fields}
@@ -30,7 +31,7 @@ def row(key: str, content: str = "", label: str = "cat", split: str = "train", *
 def publish(path: Path, rows: list[dict], options: dict | None = None, label_kind: str = "single") -> str:
     """Writes what is read of a dataset: its table and its manifest, whose shards have a digest of the rows."""
     columns = [{name: one[name] for name in schemas.IMAGES.names} for one in rows]
-    schemas.write(str(path / "images.parquet"), columns, schemas.IMAGES)
+    schemas.write(str(path / "images" / PART.name), columns, schemas.IMAGES)
     written = [one for one in rows if one["shard"] >= 0]
     splits = {}
     for name in dict.fromkeys(one["split"] for one in written):
@@ -50,6 +51,7 @@ def publish(path: Path, rows: list[dict], options: dict | None = None, label_kin
         channels=manifest.ChannelStatistics(split="train", mean_rgb=(0.0,) * 3, std_rgb=(1.0,) * 3),
         producer={},
         tables={},
+        images=(PART,),
     )
     manifest.write(described, str(path))
     return str(path)
@@ -171,7 +173,7 @@ def test_options_are_compared_by_their_dotted_names(tmp_path):
 def test_columns_in_many_pieces_are_one_column(tmp_path):
     rows = [row(f"{n:04d}", label="ab"[n % 2]) for n in range(50)]
     old, new = publish(tmp_path / "a", rows), publish(tmp_path / "b", rows[10:])
-    path = str(tmp_path / "b" / "images.parquet")
+    path = str(tmp_path / "b" / "images" / PART.name)
     pq.write_table(schemas.read(path), path, row_group_size=7)
     assert counts(diff(old, new)) == {"removed": 10}
 
@@ -185,7 +187,7 @@ def test_columns_in_many_pieces_are_one_column(tmp_path):
 )
 def test_a_table_that_is_none_of_ours_is_one_line(tmp_path, change, message):
     old, new = publish(tmp_path / "a", BASE), publish(tmp_path / "b", BASE[1:])
-    path = str(tmp_path / "b" / "images.parquet")
+    path = str(tmp_path / "b" / "images" / PART.name)
     schemas.write_table(path, change(schemas.read(path)))
     with pytest.raises(CorruptDataset, match=message):
         diff(old, new)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.dataset import lookup
+from tests.components.conftest import manifest_of
 
 COLUMNS = ("key", "split", "cluster", "group", "near")
 ROWS = (
@@ -26,7 +29,8 @@ def leaks_of(tmp_path):
         columns = zip(*rows, strict=True) if rows else [[]] * len(COLUMNS)
         table = pa.table({name: pa.array(column, pa.string()) for name, column in zip(COLUMNS, columns, strict=True)})
         pq.write_table(table, tmp_path / "images.parquet")
-        with lookup.open_images(str(tmp_path), COLUMNS) as images:
+        dataset = dataclasses.replace(manifest_of({"train": {}}), format_version=1)
+        with lookup.open_images(str(tmp_path), dataset, COLUMNS) as images:
             return lookup.find_leaks(images, kinds)
 
     return find

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from beam_jobs.dataset import manifest
-from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo, TablePart
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 
 ONE = Shard(name="data-00000-of-00002.tfrecord", records=3, bytes=100, sha256="a" * 64)
 TWO = Shard(name="data-00001-of-00002.tfrecord", records=2, bytes=50, sha256="b" * 64)
 ONLY = Shard(name="data-00000-of-00001.tfrecord", records=1, bytes=30, sha256="c" * 64)
+PART = TablePart(name="part-train-00000.parquet", rows=6, bytes=90, sha256="e" * 64, order_hashes=("1" * 16, "e" * 16))
 SOUND = Manifest(
     source="photos",
     options={"seed": 0},
@@ -26,7 +27,8 @@ SOUND = Manifest(
     counts=ImageCounts(found=9, written=6, rejects={"too_small": 2, "no_label": 1}, normalised={"alpha": 1}),
     channels=ChannelStatistics(split="train", mean_rgb=(1.5, 2.5, 3.5), std_rgb=(1.0, 2.0, 3.0)),
     producer={"feedline": "1"},
-    tables={"images.parquet": "e" * 64, "rejects.parquet": "f" * 64},
+    images=(PART,),
+    tables={"rejects.parquet": "f" * 64},
     remarks=Remarks(warnings=("mind this",), float32_changes={"age": 2}, hidden=2, hidden_names=(".x",)),
 )
 
@@ -100,9 +102,8 @@ def test_images_that_were_not_searched_are_a_warning():
     assert line.startswith("1 image was not compared with all others for near duplicates: ")
 
 
-# What the digest is made of is on disk and in the caches of pipelines: changing it needs a new FORMAT_VERSION.
+# What the digest is made of is on disk and in the caches of pipelines: changing it needs a new format.
 def test_the_digest_is_the_one_that_is_on_disk():
-    assert manifest.FORMAT_VERSION == 1
     assert SOUND.digest == "da93f85204cc2e275ea63b7f78041a65e60767b7ef138c8372b02d7da6ac92c5"
 
 
@@ -113,7 +114,6 @@ def test_the_digest_is_the_one_that_is_on_disk():
         {"splits": {"eval": SOUND.splits["eval"], "train": SOUND.splits["train"]}},
         {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, sha256="e" * 64),), classes={})}},
         {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, records=2),), classes={})}},
-        {"format_version": 2},
     ],
 )
 def test_the_digest_follows_the_content(change):
@@ -121,7 +121,19 @@ def test_the_digest_follows_the_content(change):
 
 
 def test_the_digest_ignores_where_the_content_is_from():
-    assert replace(SOUND, source="elsewhere", options={"seed": 1}, producer={}).digest == SOUND.digest
+    assert replace(SOUND, source="elsewhere", options={"seed": 1}, producer={}, images=()).digest == SOUND.digest
+
+
+def test_a_dataset_of_format_1_has_its_image_table_in_one_file(tmp_path):
+    older = replace(SOUND, format_version=1, images=(), tables={"images.parquet": "e" * 64, **SOUND.tables})
+    manifest.write(older, str(tmp_path))
+    assert manifest.load(str(tmp_path)) == older
+    assert "images" not in older.to_json()
+    assert older.digest == SOUND.digest  # the shards and labels are the same
+    assert older.image_paths("/data") == ["/data/images.parquet"]
+    assert SOUND.image_paths("/data") == ["/data/images/part-train-00000.parquet"]
+    assert list(SOUND.table_digests) == ["images/part-train-00000.parquet", "rejects.parquet"]
+    assert list(older.table_digests) == ["images.parquet", "rejects.parquet"]
 
 
 def test_shards_are_found_where_the_directory_lies_now():
@@ -168,7 +180,12 @@ DAMAGED = {
     "not utf-8": (b"\xff\xfe{}\x80", "codec can't decode|Expecting"),
     "deep": (b"[" * 100_000, "its JSON is nested more than 64 deep"),
     "a list": (b"[]", "indices must be"),
-    "another version": (changed(format_version=2), "its format version is 2, this release reads 1"),
+    "another version": (changed(format_version=3), "its format version is 3, this release reads 1 and 2"),
+    "no images": (without("images"), "it lacks 'images'"),
+    "an image table in format 1": (changed(format_version=1), "images"),
+    "rows that are text": (changed(images=[{**vars(PART), "rows": "x"}]), "part-train-00000.parquet.rows is 'x'"),
+    "hashes that are numbers": (changed(images=[{**vars(PART), "order_hashes": [1, 2]}]), "must be null or two texts"),
+    "a part that climbs": (changed(images=[{**vars(PART), "name": "../x"}]), "the file name '../x' is not allowed"),
     "no splits": (without("splits"), "splits"),
     "no channels": (without("channels"), "it lacks 'channels'"),  # null says that there are none
     "channels without a split": (changed(channels={"mean_rgb": [], "std_rgb": []}), "it lacks 'split'"),

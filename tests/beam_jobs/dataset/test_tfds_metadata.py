@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.export.options import safe_name
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from tests import image_table
 from tests.interop import page
 from tests.make_images import encode, jpeg
 
@@ -25,7 +26,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "elsewhere.md"
 
 
 def rows_of(directory: Path) -> dict[str, dict]:
-    return {row["key"]: row for row in schemas.read(str(directory / "images.parquet")).to_pylist()}
+    return {row["key"]: row for row in image_table.read(directory).to_pylist()}
 
 
 def test_tfds_opens_a_dataset_from_its_directory(dataset, photos):

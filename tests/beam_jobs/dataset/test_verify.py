@@ -15,6 +15,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SplitConflict
 from beam_jobs.options import IngestOptions, TableColumns
+from tests import image_table
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
 from tests.rewrite_records import edit_manifest, rewrite_shard, set_value
@@ -23,9 +24,9 @@ NAME = "Split-train/data-00001-of-00002.tfrecord"
 
 
 def edit_rows(dataset: Path, edit) -> None:
-    path = str(dataset / "images.parquet")
-    schemas.write(path, edit(schemas.read(path).to_pylist()), schemas.IMAGES)
-    sealed_as_it_is(dataset)
+    rows = edit(image_table.read(dataset).to_pylist())
+    image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
+    image_table.seal(dataset)
 
 
 def test_a_sound_dataset_has_no_problem(dataset):
@@ -48,7 +49,7 @@ def test_a_flipped_byte_names_its_shard(dataset, position):
 
 @pytest.mark.parametrize("position", [2, 40], ids=["length", "payload"])
 def test_damaged_records_hide_no_other_and_are_named_with_their_images(dataset, position):
-    rows = [row for row in schemas.read(str(dataset / "images.parquet")).to_pylist() if row["split"] == "train"]
+    rows = [row for row in image_table.read(dataset).to_pylist() if row["split"] == "train"]
     rows = sorted((row for row in rows if row["shard"] == 1), key=lambda row: row["offset"])
     data = (dataset / NAME).read_bytes()
     for row in (rows[0], rows[2]):
@@ -71,7 +72,7 @@ def test_a_cut_shard_is_named_with_its_sizes_and_images_beyond_its_end_are_count
     problems = verify(str(dataset)).problems
     assert problems[0] == f"{dataset / NAME} has {size} bytes, dataset.json says {len(data)}"
     assert any(problem.startswith(f"{dataset / NAME} ends inside the record at offset ") for problem in problems)
-    ends = f"{dataset / NAME} ends before {len(offsets) - 2} more records that images.parquet has for it"
+    ends = f"{dataset / NAME} ends before {len(offsets) - 2} more records that the image table has for it"
     assert problems[-1] == ends
 
 
@@ -89,7 +90,7 @@ def test_past_a_damaged_payload_all_is_read_without_the_image_table_too(dataset)
     for offset in (offsets[0], offsets[2]):
         data = flipped(data, offset + 40)
     (dataset / NAME).write_bytes(data)
-    (dataset / "images.parquet").unlink()
+    image_table.files(dataset)[1].unlink()
     result = verify(str(dataset))
     assert [int(found) for found in re.findall(r"corrupt record at offset (\d+)", " ".join(result.problems))] == [
         offsets[0],
@@ -100,7 +101,7 @@ def test_past_a_damaged_payload_all_is_read_without_the_image_table_too(dataset)
 
 def test_past_damage_nothing_is_read_when_nobody_knows_where_records_begin(dataset):
     (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
-    (dataset / "images.parquet").unlink()
+    image_table.files(dataset)[1].unlink()
     assert verify(str(dataset)).problems[-1].startswith(f"{dataset / NAME} has a corrupt length at offset 0; ")
 
 
@@ -117,13 +118,13 @@ def test_all_problems_are_named_in_one_run(dataset):
     (dataset / "Split-eval" / "notes.txt").write_text("mine")
     (dataset / "Split-test").mkdir()
     (dataset / NAME).unlink()
-    (dataset / "images.parquet").unlink()
+    image_table.files(dataset)[1].unlink()
     result = verify(str(dataset))
     assert result.shards == 4
     assert f"{dataset / NAME} cannot be read: No such file or directory" in result.problems
     assert "Split-eval/notes.txt is not part of the dataset, but readers that glob would read it" in result.problems
     assert any(problem.startswith("Split-test is not a split of the dataset") for problem in result.problems)
-    assert any("images.parquet cannot be read: " in problem for problem in result.problems)
+    assert any("images/part-train-00001.parquet cannot be read: " in problem for problem in result.problems)
     assert len(result.problems) == 4
 
 
@@ -143,31 +144,27 @@ def not_utf8(path: Path) -> None:
     ids=["gone", "no parquet", "no UTF-8"],
 )
 def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, damage, expected):
-    damage(dataset / "images.parquet")
+    damage(image_table.files(dataset)[0])
     result = verify(str(dataset))
     (problem,) = result.problems
-    assert problem.startswith(f"{dataset / 'images.parquet'} {expected}")
+    assert problem.startswith(f"{dataset / 'images' / 'part-train-00000.parquet'} {expected}")
     assert result.records == 24
 
 
-def sealed_as_it_is(dataset: Path) -> None:
-    seal = hashlib.sha256((dataset / "images.parquet").read_bytes()).hexdigest()
-    edit_manifest(dataset, lambda values: values["tables"].update({"images.parquet": seal}))
-
-
 def test_an_image_table_that_is_damaged_under_a_right_checksum_is_named(dataset):
-    (dataset / "images.parquet").write_bytes(b"not parquet")
-    sealed_as_it_is(dataset)
+    path = image_table.files(dataset)[0]
+    path.write_bytes(b"not parquet")
+    image_table.seal(dataset)
     (problem,) = verify(str(dataset)).problems
-    assert problem.startswith(f"{dataset}/images.parquet cannot be read: ")
+    assert problem.startswith(f"{path} cannot be read: ")
 
 
 def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dataset):
-    path = dataset / "images.parquet"
+    path = image_table.files(dataset)[0]
     table = schemas.read(str(path))
-    uris = pa.array(["x" * 16_000_000] * len(table))
+    uris = pa.array(["x" * 30_000_000] * len(table))
     schemas.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
-    sealed_as_it_is(dataset)
+    image_table.seal(dataset)
     (problem,) = verify(str(dataset)).problems
     size = path.stat().st_size
     assert problem == (
@@ -178,7 +175,7 @@ def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dat
 
 def test_no_byte_of_the_image_table_can_break_the_verification(dataset):
     # A damaged table must become a problem or go unseen, never an exception; every 397th byte keeps this short.
-    path = dataset / "images.parquet"
+    path = image_table.files(dataset)[0]
     data = path.read_bytes()
     for position in range(0, len(data), 397):
         path.write_bytes(flipped(data, position))
@@ -201,7 +198,21 @@ def test_an_image_table_that_does_not_match_its_records_is_named(dataset, edit):
     edit_rows(dataset, edit)
     problems = verify(str(dataset)).problems
     assert problems
-    assert all("images.parquet" in problem for problem in problems)
+    assert all("the image table" in problem for problem in problems)
+
+
+def test_edited_order_hashes_and_rows_of_the_image_table_are_named(dataset):
+    path = image_table.files(dataset)[1]
+
+    def edit(values):
+        values["images"][1] |= {"rows": 1, "order_hashes": ["0" * 16, "1" * 16]}
+
+    edit_manifest(dataset, edit)
+    assert verify(str(dataset)).problems == [
+        "the image table has 16 rows, dataset.json counts 24 images written or dropped",
+        f"{path} has 9 rows, dataset.json says 1",
+        f"{path} has other keys than dataset.json says",
+    ]
 
 
 def test_an_edited_class_histogram_is_named(dataset):

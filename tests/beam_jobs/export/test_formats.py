@@ -290,8 +290,10 @@ def test_croissant_names_every_file_with_size_and_hash_and_leaves_the_dataset_as
     run(dataset, "croissant", dataset)
     assert {path: path.read_bytes() for path in before} == before
     assert verify(str(dataset)).problems == []
-    files = {one["contentUrl"]: one for one in described(dataset)["distribution"]}
-    assert len(files) == 3 + 4
+    *files, parts = described(dataset)["distribution"]
+    files = {one["contentUrl"]: one for one in files}
+    assert len(files) == 2 + 4 + 4
+    assert (parts["@type"], parts["includes"]) == ("cr:FileSet", "images/*.parquet")
     for url, said in files.items():
         data = (dataset / url).read_bytes()
         assert (said["sha256"], said["contentSize"]) == (hashlib.sha256(data).hexdigest(), f"{len(data)} B")
@@ -300,7 +302,9 @@ def test_croissant_names_every_file_with_size_and_hash_and_leaves_the_dataset_as
 
 def test_croissant_of_a_directory_of_its_own_points_to_the_dataset(dataset, tmp_path):
     out = run(dataset, "croissant", tmp_path / "deep" / "out")
-    for one in described(out)["distribution"]:
+    *files, parts = described(out)["distribution"]
+    assert len(list(out.glob(parts["includes"]))) == 4
+    for one in files:
         assert hashlib.sha256((out / one["contentUrl"]).read_bytes()).hexdigest() == one["sha256"]
 
 

@@ -20,6 +20,7 @@ from beam_jobs.inspect import find_record, shown_value, summarise, summarise_fil
 from beam_jobs.inspect.parquet import view_table
 from beam_jobs.inspect.records import MAX_PAYLOAD_BYTES
 from beam_jobs.options import IngestOptions
+from tests import image_table
 from tests.make_images import class_folders, flipped, jpeg
 
 
@@ -80,7 +81,7 @@ def test_what_is_no_tfrecord_file_is_refused(tmp_path, content, message):
 
 
 def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
-    for expected in schemas.read(str(dataset / "images.parquet")).to_pylist():
+    for expected in image_table.read(dataset).to_pylist():
         row, values = find_record(str(dataset), expected["key"])
         assert row == expected
         assert values[record.FILENAME] == [expected["key"].encode()]
@@ -96,11 +97,23 @@ def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
     ],
 )
 def test_a_row_that_leads_nowhere_is_a_corrupt_dataset(dataset, change, message):
-    path = str(dataset / "images.parquet")
-    rows = [{**row, **change} for row in schemas.read(path).to_pylist() if row["split"] == "train"]
-    schemas.write(path, rows, schemas.IMAGES)
-    with pytest.raises(CorruptDataset, match=rf"images\.parquet names a record at {message}; there is none"):
+    rows = [{**row, **change} for row in image_table.read(dataset).to_pylist() if row["split"] == "train"]
+    image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
+    with pytest.raises(CorruptDataset, match=rf"the image table of .* names a record at {message}; there is none"):
         find_record(str(dataset), rows[0]["key"])
+
+
+def test_a_key_is_found_without_the_files_that_cannot_have_it(dataset):
+    files = image_table.files(dataset)
+    keys = {path: schemas.read(str(path), ["key"])["key"].to_pylist() for path in files}
+    for path in files[:2]:  # of one split, which is cut by the hashes of the keys
+        others = [other for other in files[:2] if other != path]
+        content = [other.read_bytes() for other in others]
+        for other in others:
+            other.write_bytes(b"not parquet")
+        assert find_record(str(dataset), keys[path][0])[0]["key"] == keys[path][0]
+        for other, data in zip(others, content, strict=True):
+            other.write_bytes(data)
 
 
 def test_an_unknown_key_is_named(dataset):
@@ -121,7 +134,7 @@ def test_a_dropped_near_duplicate_names_the_set_of_what_it_looks_like(tmp_path):
     for name, quality in (("y.jpg", 95), ("z.jpg", 80)):
         (photos / "china" / name).write_bytes(jpeg(5, quality=quality))
     run(IngestOptions(source=str(photos), out=str(tmp_path / "out"), splits={"all": 1}, near_duplicates="drop"))
-    rows = schemas.read(str(tmp_path / "out" / "images.parquet")).to_pylist()
+    rows = image_table.read(tmp_path / "out").to_pylist()
     near = next(row["near"] for row in rows if row["key"] == "china/y.jpg")
     with pytest.raises(OptionError, match=rf"'china/z.jpg' was dropped .* set is {near}$"):
         find_record(str(tmp_path / "out"), "china/z.jpg")
@@ -130,7 +143,7 @@ def test_a_dropped_near_duplicate_names_the_set_of_what_it_looks_like(tmp_path):
 
 def test_a_damaged_or_missing_shard_is_named(dataset):
     shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
-    rows = schemas.read(str(dataset / "images.parquet")).to_pylist()
+    rows = image_table.read(dataset).to_pylist()
     key = next(row["key"] for row in rows if (row["split"], row["shard"], row["offset"]) == ("train", 0, 0))
     shard.write_bytes(flipped(shard.read_bytes(), 40))
     with pytest.raises(CorruptDataset, match=re.escape(f"{shard} has a corrupt record at offset 0")):
@@ -270,18 +283,16 @@ def test_the_lengths_of_all_records_are_known_without_the_shards(dataset):
 
 
 def test_a_table_of_another_dataset_is_found_out(dataset):
-    path = dataset / "images.parquet"
-    images = schemas.read(str(path))
-    schemas.write_table(str(path), images.filter(pc.not_equal(images["key"], "china/000.jpg")))
-    with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
+    images = image_table.read(dataset)
+    image_table.write(dataset, images.filter(pc.not_equal(images["key"], "china/000.jpg")))
+    with pytest.raises(CorruptDataset, match=r"the image table of .* is not that of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 
 
 def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
-    path = str(dataset / "images.parquet")
-    rows = schemas.read(path).to_pylist()
-    schemas.write(path, [{**row, "shard": 1 << 40} for row in rows], schemas.IMAGES)
-    with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
+    rows = [{**row, "shard": 1 << 40} for row in image_table.read(dataset).to_pylist()]
+    image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
+    with pytest.raises(CorruptDataset, match=r"the image table of .* is not that of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 
 

@@ -222,7 +222,7 @@ def test_a_plan_that_its_memory_does_not_hold_names_the_option():
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:
-    with open_tables(facts_of([examined(*many(1))], 0), None, make_options(), "single", spill) as (images, _):
+    with open_tables(facts_of([examined(*many(1))], 0), (), make_options(), "single", spill) as (images, _):
         images.run(limits or "SELECT 1")
         before()
         images.number(statement)

@@ -14,12 +14,12 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.errors import EmptySplit
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
+from tests import image_table
 from tests.beam_jobs.loaded_plan import LoadedPlan, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
 from tests.beam_jobs.planning.test_plan_append import published
@@ -308,9 +308,9 @@ def test_an_ingest_of_files_and_what_is_added_to_it_are_those_of_the_reference(t
 
 
 def read(options: IngestOptions) -> dict[str, Image]:
-    """Returns what `images.parquet` says of each image."""
+    """Returns what the image table says of each image."""
     names = ("key", "label", "sha256", "dhash", "group", "height", "width", "mean_rgb", "var_rgb", "split", "shard")
-    rows = pq.ParquetFile(f"{options.out}/images.parquet").read(list(names)).to_pylist()
+    rows = image_table.read(options.out).select(list(names)).to_pylist()
     assert json.loads(Path(options.out, "dataset.json").read_text())["counts"]["found"] == len(rows)
     return {
         row["key"]: Image(

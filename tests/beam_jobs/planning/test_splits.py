@@ -22,7 +22,7 @@ THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 def query(rows, options, column: str, table: str, label_kind: str = "single") -> list:
     """Returns a column of a table after the splits are assigned, in the order of the rows."""
-    with open_tables(facts_of([examined(*rows)], options.seed), None, options, label_kind) as (images, _):
+    with open_tables(facts_of([examined(*rows)], options.seed), (), options, label_kind) as (images, _):
         find_sets(images, options)
         splits.assign(images, options)
         return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()

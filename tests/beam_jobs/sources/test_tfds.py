@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.dataset import record, tfrecord
@@ -14,6 +13,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.types import Annotations, ImageRef
+from tests import image_table
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
@@ -276,7 +276,7 @@ def test_a_published_dataset_is_read_back(dataset):
     source = TfdsSource(str(dataset), TableColumns(split="split"))
     source.check()
     assert source.label_kind == "single"
-    rows = pq.read_table(dataset / "images.parquet").to_pylist()
+    rows = image_table.read(dataset).to_pylist()
     found = {entry.key: (entry.label, entry.split) for entry in source.entries()}
     assert found == {row["key"]: (row["label"], row["split"]) for row in rows}
 

@@ -5,7 +5,6 @@ import os
 import zlib
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.dataset import record, tfrecord
@@ -13,6 +12,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.tfrecord import TfrecordSource
 from beam_jobs.types import Annotations, ImageRef
+from tests import image_table
 from tests.beam_jobs.entries import contents, found_in, hidden_in, only
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import flipped, jpeg, png
@@ -262,7 +262,7 @@ def test_a_published_dataset_is_read_back(dataset):
     source = TfrecordSource(str(dataset), TableColumns(split="split"))
     source.check()
     found = {entry.key: (entry.label, entry.split) for entry in source.entries()}
-    rows = pq.read_table(dataset / "images.parquet").to_pylist()
+    rows = image_table.read(dataset).to_pylist()
     assert found == {row["key"]: (row["label"], row["split"]) for row in rows}
     assert len(contents(source)) == len(rows)
 

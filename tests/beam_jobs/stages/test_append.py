@@ -15,6 +15,7 @@ from beam_jobs.errors import CorruptDataset, OptionError, TooManyRejects
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record
 from beam_jobs.options import IngestOptions, PixelOptions
+from tests import image_table
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import jpeg
 
@@ -32,7 +33,7 @@ def options(source, dataset) -> IngestOptions:
 
 
 def rows_of(options: IngestOptions) -> dict[str, dict]:
-    return {row["key"]: row for row in schemas.read(os.path.join(options.out, "images.parquet")).to_pylist()}
+    return {row["key"]: row for row in image_table.read(options.out).to_pylist()}
 
 
 def rejects_of(options: IngestOptions) -> dict[str, str]:

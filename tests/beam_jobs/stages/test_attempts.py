@@ -19,7 +19,7 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path, rejects_path
 from beam_jobs.stages.scan import Bucket, scan
-from beam_jobs.stages.write import load_sidecar, shard_path, write_shard
+from beam_jobs.stages.write import load_sidecar, write_shard
 from tests.beam_jobs import gcs_server, kill, s3_server
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
@@ -111,11 +111,10 @@ def test_two_attempts_at_a_shard_leave_the_file_of_one(place, stages):
         written = Turns(seed, out, look).run(*(partial(write_shard, shard, task) for task in (one, other)))
         assert sorted(written) == [False, True], seed
         sidecar = load_sidecar(one.work, shard)
-        assert (storage.checksum(shard_path(out, shard)), storage.size(shard_path(out, shard))) == (
-            sidecar.crc32c,
-            sidecar.bytes,
-        ), seed
+        for file, path in sidecar.files(out, shard):
+            assert (storage.checksum(path), storage.size(path)) == (file.crc32c, file.bytes), seed
         assert storage.list_files(folder) == [shard.name], seed
+        assert storage.list_files(storage.join(out, "images")) == [shard.part_name], seed
         assert [name.rpartition(".")[2] for name in storage.list_files(storage.join(one.work, "written"))] == ["json"]
     assert all(names in ([], [shard.name]) for names in folders), "no folder holds a second attempt at any moment"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -16,8 +17,9 @@ from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import Reject
 from beam_jobs.stages.publish import SourceFacts, producer, publish, reason_counts, rejects_table
-from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
+from beam_jobs.stages.write import part_path, shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations
+from tests import image_table
 from tests.beam_jobs import gcs_server, kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.loaded_plan import change_rows, load, set_column
@@ -31,6 +33,11 @@ REJECT = Reject(key="b", uri="b.jpg", stage="examine", reason="too_small", detai
 
 @pytest.fixture
 def written(stages):
+    return write_all(stages)
+
+
+def write_all(stages, **task_fields):
+    stages.task = replace(stages.task, **task_fields)
     for task in stages.shards:
         write_shard(task, stages.task)
     return stages
@@ -63,7 +70,7 @@ def test_of_an_output_that_is_removed_meanwhile_nothing_is_published(written):
     out = Path(written.task.out)
 
     def remove(path: str) -> None:
-        if path.endswith(manifest.IMAGES_NAME):  # it is read once more for its checksum
+        if path.endswith(manifest.REJECTS_NAME):  # it is read once more for its checksum
             shutil.rmtree(out / "Split-train", ignore_errors=True)
 
     kill.on_each_moment((str(out),), remove)
@@ -110,13 +117,23 @@ def lose_shard(stages):
     Path(shard_path(stages.task.out, stages.shards[1])).unlink()
 
 
+def cut_part(stages):
+    path = Path(part_path(stages.task.out, stages.shards[1]))
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lose_part(stages):
+    Path(part_path(stages.task.out, stages.shards[1])).unlink()
+
+
 def lose_sidecar(stages):
     Path(sidecar_path(stages.task.work, stages.shards[1])).unlink()
 
 
-@pytest.mark.parametrize("harm", [cut_shard, lose_shard, lose_sidecar], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("harm", [cut_shard, lose_shard, cut_part, lose_part, lose_sidecar], ids=lambda f: f.__name__)
 def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm):
-    path = Path(shard_path(written.task.out, written.shards[1]))
+    place = part_path if harm in (cut_part, lose_part) else shard_path
+    path = Path(place(written.task.out, written.shards[1]))
     harm(written)
     with pytest.raises(CorruptDataset, match=rf"^{path} is not what was written to it; check the disk, then run the"):
         publish_it(written)
@@ -140,7 +157,8 @@ def test_a_shard_that_changed_in_a_store_is_found_without_reading_it(stages, mon
         server.objects[name] = good
         assert write_shard(stages.shards[1], task) is True
         publish_it(stages)
-        assert not [asked for asked in server.asked if ".tfrecord?alt=media" in asked]
+        read = r"(\.tfrecord|part-\w+-\d+\.parquet)\?alt=media"
+        assert not [asked for asked in server.asked if re.search(read, asked)]
 
 
 def with_column(stages, name, values):
@@ -158,30 +176,36 @@ def with_column(stages, name, values):
     stages.shards = [replace(task, rows=part) for task, part in zip(stages.shards, rows, strict=True)]
 
 
-def test_an_image_of_several_classes_counts_in_each(written):
+def test_an_image_of_several_classes_counts_in_each(stages):
     def cell(*labels):
         return schemas.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
 
-    keys = [key for split in written.plan.splits for key in load(split).images["key"].to_pylist()]
-    with_column(written, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
-    splits = publish_it(written, label_kind="multi").splits
+    keys = [key for split in stages.plan.splits for key in load(split).images["key"].to_pylist()]
+    with_column(stages, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
+    splits = publish_it(write_all(stages, label_kind="multi", labels=("a", "b")), label_kind="multi").splits
     assert splits["train"].classes == {"a": 1, "b": 2}
     assert splits["eval"].classes == {}
 
 
-def test_strays_go_and_what_is_not_known_is_not_published(written):
-    stray = Path(written.task.out, "Split-train", "data-00002-of-00003.tfrecord")
-    stray.write_bytes(b"of an abandoned run")
+def test_strays_go_and_what_is_not_known_is_not_published(stages):
+    written = write_all(stages, label_kind="none")
+    strays = (
+        Path(written.task.out, "Split-train", "data-00002-of-00003.tfrecord"),
+        Path(written.task.out, "images", "part-train-00002.parquet"),
+    )
+    for stray in strays:
+        stray.write_bytes(b"of an abandoned run")
     result = publish_it(written, label_kind="none", facts="basic")
-    assert len(list(stray.parent.iterdir())) == 2
-    assert not stray.exists()
+    assert [len(list(stray.parent.iterdir())) for stray in strays] == [2, 4]
+    assert not any(stray.exists() for stray in strays)
     assert ([info.classes for info in result.splits.values()], result.channels) == ([{}, {}], None)
     assert manifest.load(written.task.out).channels is None
 
 
-def test_counts_add_up(written):
-    keys = load(written.plan.splits[0]).images["key"].to_pylist()
-    with_column(written, "normalised", {keys[0]: "format+alpha", keys[1]: "alpha"})
+def test_counts_add_up(stages):
+    keys = load(stages.plan.splits[0]).images["key"].to_pylist()
+    with_column(stages, "normalised", {keys[0]: "format+alpha", keys[1]: "alpha"})
+    written = write_all(stages)
     first = written.plan.splits[0]
     two = replace(first, images=first.shards[0].images, shards=first.shards[:1])
     dropped = change_rows(two, written.task.work, lambda rows: rows.slice(0, 2))
@@ -196,7 +220,7 @@ def test_counts_add_up(written):
     assert counts.rejects == {"too_small": 2, "no_label": 1}
     assert counts.normalised == {"alpha": 2, "format": 1}
     assert (counts.duplicate_clusters, counts.duplicate_images, counts.label_conflicts) == (3, 7, 1)
-    table = schemas.read(str(Path(written.task.out, "images.parquet")))
+    table = image_table.read(written.task.out)
     dropped = [row for row in table.to_pylist() if row["shard"] == -1]
     assert [(row["split"], row["offset"]) for row in dropped] == [("", -1), ("", -1)]
     assert schemas.read(str(Path(written.task.out, "rejects.parquet"))) == rejects

@@ -28,6 +28,7 @@ from beam_jobs.stages.write import (
     WriteTask,
     is_written,
     load_sidecar,
+    part_path,
     read_failures,
     remove_failure_notes,
     shard_path,
@@ -127,12 +128,18 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
         assert values["image/class/text"] == [row["key"].split("/")[0].encode()]
         assert values["image/source_uri"] == [row["key"].encode()]
         assert values["image/height"] == [row["height"]]
+    part = Path(stages.task.out, "images", "part-train-00000.parquet")
+    rows = schemas.read(str(part)).to_pylist()
+    assert [(row["key"], row["offset"]) for row in rows] == [
+        (values["image/filename"][0].decode(), offset) for offset, values in records
+    ]
+    assert {(row["split"], row["shard"]) for row in rows} == {("train", 0)}
     sidecar = load_sidecar(stages.task.work, task)
-    assert sidecar.offsets == tuple(offset for offset, _ in records)
-    assert (sidecar.records, sidecar.bytes) == (len(planned), path.stat().st_size)
-    assert sidecar.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert sidecar.crc32c == google_crc32c.value(path.read_bytes())
-    assert sidecar.digest == task.digest
+    assert (sidecar.digest, sidecar.records) == (task.digest, len(planned))
+    for file, place in ((sidecar.shard, path), (sidecar.part, part)):
+        data = place.read_bytes()
+        expected = (len(data), hashlib.sha256(data).hexdigest(), google_crc32c.value(data))
+        assert (file.bytes, file.sha256, file.crc32c) == expected
 
 
 def test_the_number_of_threads_does_not_show(stages, tmp_path):
@@ -148,12 +155,14 @@ def test_a_shard_that_was_sealed_and_did_not_get_its_name_gets_it(stages):
     task = stages.shards[0]
     write_shard(task, stages.task)
     path, sidecar = Path(shard_path(stages.task.out, task)), load_sidecar(stages.task.work, task)
-    content = path.read_bytes()
-    path.rename(Path(stages.task.work, "written", sidecar.file))
-    path.write_bytes(bytes(len(content)))  # of another plan, and as long
+    part = Path(part_path(stages.task.out, task))
+    contents = path.read_bytes(), part.read_bytes()
+    for place, file, content in zip((path, part), (sidecar.shard, sidecar.part), contents, strict=True):
+        place.rename(Path(stages.task.work, "written", file.name))
+        place.write_bytes(bytes(len(content)))  # of another plan, and as long
     Path(task.rows.path).unlink()
     assert write_shard(task, stages.task) is False
-    assert path.read_bytes() == content
+    assert (path.read_bytes(), part.read_bytes()) == contents
 
 
 def test_what_other_plans_and_killed_attempts_left_is_swept_away(stages):
@@ -169,14 +178,19 @@ def test_what_other_plans_and_killed_attempts_left_is_swept_away(stages):
 
 HARMS = {
     "lose sidecar": lambda path, sidecar: sidecar.unlink(),
-    "flip sidecar": lambda path, sidecar: sidecar.write_text(
-        sidecar.read_text().replace('"offsets": [', '"offsets": [1')
-    ),
-    "lose a field": lambda path, sidecar: sidecar.write_text(json.dumps({"offsets": [], "digest": "d"})),
+    "flip sidecar": lambda path, sidecar: sidecar.write_text(sidecar.read_text().replace('"bytes": ', '"bytes": 1')),
+    "lose a field": lambda path, sidecar: sidecar.write_text(json.dumps({"records": 1, "digest": "d"})),
     "lose shard": lambda path, sidecar: path.unlink(),
     "cut shard": lambda path, sidecar: path.write_bytes(path.read_bytes()[:-1]),
     "flip shard": lambda path, sidecar: path.write_bytes(flipped(path.read_bytes(), 100)),
+    "lose part": lambda path, sidecar: part_of(path).unlink(),
+    "cut part": lambda path, sidecar: part_of(path).write_bytes(part_of(path).read_bytes()[:-1]),
+    "flip part": lambda path, sidecar: part_of(path).write_bytes(flipped(part_of(path).read_bytes(), 100)),
 }
+
+
+def part_of(path: Path) -> Path:
+    return path.parents[1] / "images" / "part-train-00000.parquet"
 
 
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
@@ -184,11 +198,11 @@ def test_a_shard_that_is_not_known_to_be_whole_is_written_again(stages, harm):
     task = stages.shards[0]
     write_shard(task, stages.task)
     path = Path(shard_path(stages.task.out, task))
-    before = path.read_bytes()
+    before = path.read_bytes(), part_of(path).read_bytes()
     harm(path, Path(sidecar_path(stages.task.work, task)))
     assert not is_written(task, stages.task)  # when it cannot be written again
     assert write_shard(task, stages.task) is True
-    assert path.read_bytes() == before
+    assert (path.read_bytes(), part_of(path).read_bytes()) == before
 
 
 def test_a_shard_that_the_disk_damages_is_not_sealed(stages, monkeypatch):

@@ -16,6 +16,7 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.table import ParquetTable
+from tests import image_table
 
 _METADATA = {b"ARROW:extension:name": b"arrow.py_extension_type"}
 
@@ -76,7 +77,8 @@ def test_a_source_and_a_table_of_a_dataset_are_refused_in_one_line(trap):
 
 def test_a_dataset_with_such_a_table_is_verified_without_running_it(dataset, trap):
     path, proof = trap
-    (dataset / "images.parquet").write_bytes(path.read_bytes())
+    table = image_table.files(dataset)[0]
+    table.write_bytes(path.read_bytes())
     (problem,) = verify(str(dataset)).problems
-    assert problem.startswith(f"{dataset / 'images.parquet'} has changed since it was published")
+    assert problem.startswith(f"{table} has changed since it was published")
     assert not proof.exists()

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from beam_jobs.dataset import schemas
 from components.dataset_gate.drift_and_skew import _median, drift, skew
 from components.dataset_gate.limits import GateLimits
+from tests import image_table
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
 
 
@@ -24,7 +24,7 @@ def direct(one: pd.Series, other: pd.Series) -> float:
 
 @pytest.mark.parametrize("name", ["columns", "bright eval"])
 def test_every_comparison_equals_a_pandas_computation_on_the_table(library, name):
-    table = schemas.read(str(library.path(name) / "images.parquet")).to_pandas()
+    table = image_table.read(library.path(name)).to_pandas()
     mean = np.stack(table["mean_rgb"])
     table["image/brightness"] = mean.astype(float).mean(axis=1)
     for place, colour in enumerate(("red", "green", "blue")):

@@ -24,8 +24,10 @@ def values_of(tmp_path):
         cells["split"] = ["train"] * count
         empty = {pa.string(): "", pa.int64(): 1, pa.list_(pa.float32()): [10.0, 20.0, 60.0]}
         columns = {field.name: cells.get(field.name, [empty[field.type]] * count) for field in schemas.IMAGES}
-        schemas.write_table(str(tmp_path / "images.parquet"), pa.table(columns, schemas.IMAGES))
-        manifest.write(dataclasses.replace(manifest_of({"train": {"a": count}}), label_kind=label_kind), str(tmp_path))
+        schemas.write_table(str(tmp_path / "images" / "part-0.parquet"), pa.table(columns, schemas.IMAGES))
+        part = manifest.TablePart(name="part-0.parquet", rows=count, bytes=0, sha256="")
+        made = dataclasses.replace(manifest_of({"train": {"a": count}}), label_kind=label_kind, images=(part,))
+        manifest.write(made, str(tmp_path))
         with open_dataset(str(tmp_path)) as dataset:
             feature = dataset.features[name]
             feature = feature.as_categories() if as_categories else feature

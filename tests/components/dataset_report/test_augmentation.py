@@ -3,11 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.augmentation import TRAINING_INPUTS, apply_chain, augmentation
 from components.dataset_report.shown import Album, open_images
+from tests import image_table
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg
 
@@ -21,7 +22,7 @@ def view(made, **options):
 def records(made) -> dict[str, dict]:
     dataset = manifest.load(str(made))
     album = Album(str(made), dataset)
-    rows = schemas.read_published(str(made / "images.parquet")).to_pylist()
+    rows = image_table.read(made).to_pylist()
     return {row["key"]: album.values(row) for row in rows if row["split"] == "train"}
 
 

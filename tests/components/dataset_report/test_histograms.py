@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram
 from components.dataset_report.shown import Images
+from tests import image_table
 
 
 def counts_of(chart, split: str) -> list[int]:
@@ -71,7 +72,7 @@ def test_what_is_not_finite_is_left_out_and_said():
 
 def test_the_most_frequent_values_come_first(dataset, images_of):
     # 24 images: of those of train, 3 have "b", 3 "a" and 1 "c"; each of eval has "c" and further ones.
-    splits = schemas.read_published(str(dataset / "images.parquet"))["split"].to_pylist()
+    splits = image_table.read(dataset)["split"].to_pylist()
     train, rest = iter([[name] for name in "bbbaaac"]), iter(f"v{number}" for number in range(100))
     cameras = [next(train, []) if split == "train" else ["c", *itertools.islice(rest, 3)] for split in splits]
     found = distributions(images_of(dataset, extra=[json.dumps({"camera": camera}) for camera in cameras]))
@@ -93,7 +94,7 @@ def test_the_charts_of_a_dataset_count_its_images(dataset, images_of):
     for chart in found.numbers:
         for split, info in made.splits.items():
             assert sum(counts_of(chart, split)) == info.records
-    table = schemas.read_published(str(dataset / "images.parquet")).to_pydict()
+    table = image_table.read(dataset).to_pydict()
     columns = zip(table["split"], table["height"], table["width"], strict=True)
     sides = [min(height, width) for split, height, width in columns if split == "train"]
     assert found.numbers[0].lines[0].low == str(min(sides))
@@ -111,7 +112,7 @@ def test_user_columns_become_histograms_or_values(dataset, images_of):
 
 
 def test_dropped_images_are_not_counted(dataset, images_of):
-    shards = schemas.read_published(str(dataset / "images.parquet"))["shard"].to_pylist()
+    shards = image_table.read(dataset)["shard"].to_pylist()
     images = images_of(dataset, shard=[-1, *shards[1:]])
     found = distributions(images)
     assert sum(sum(counts_of(found.numbers[0], split)) for split in images.dataset.splits) == len(shards) - 1

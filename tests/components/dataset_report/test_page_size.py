@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
 from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, Evaluation
+from tests import image_table
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode
 
@@ -32,22 +34,19 @@ def enlarged(tmp_path_factory):
     dataset = manifest.load(str(made))
     labels = [f"{index:04d}{HEAVY}" for index in range(CLASSES)]
     columns = json.dumps({f"{index}{HEAVY}": HEAVY for index in range(12)})
-    rows = schemas.read_published(str(made / "images.parquet")).to_pylist()
-    schemas.write(
-        str(made / "images.parquet"),
-        [
-            {
-                **rows[index % len(rows)],
-                "key": f"{index}{HEAVY}",
-                "label": labels[index % CLASSES],
-                "extra": columns if index < 3_000 else "{}",
-                "cluster": f"{index // 30:016x}" if index % 3 == 0 else "",
-                "near": f"{index // 50:016x}" if index % 5 == 0 else "",
-            }
-            for index in range(IMAGES)
-        ],
-        schemas.IMAGES,
-    )
+    rows = image_table.read(made).to_pylist()
+    enlarged = [
+        {
+            **rows[index % len(rows)],
+            "key": f"{index}{HEAVY}",
+            "label": labels[index % CLASSES],
+            "extra": columns if index < 3_000 else "{}",
+            "cluster": f"{index // 30:016x}" if index % 3 == 0 else "",
+            "near": f"{index // 50:016x}" if index % 5 == 0 else "",
+        }
+        for index in range(IMAGES)
+    ]
+    image_table.write(made, pa.Table.from_pylist(enlarged, schemas.IMAGES))
     reject = {"uri": "x", "stage": "examine", "bytes": 5, "detail": HEAVY}
     schemas.write(
         str(made / "rejects.parquet"),

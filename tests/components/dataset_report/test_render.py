@@ -6,6 +6,7 @@ import html
 import shutil
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
@@ -16,6 +17,7 @@ from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, Evaluation
+from tests import image_table
 from tests.components.dataset_report.page import HOSTILE_CLASS, HOSTILE_NAME, Page, ingest
 from tests.make_images import png
 from tests.rewrite_records import rewrite
@@ -187,7 +189,7 @@ def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("images.parquet", "images.parquet"),
+        ("images/*", "part-train-00000.parquet"),
         ("rejects.parquet", "rejects.parquet"),
         ("Split-train/*", "tfrecord cannot be read: No such file.*; run `feedline verify`"),
     ],
@@ -240,8 +242,7 @@ def test_a_damaged_image_is_named_with_its_place(dataset):
 
 @pytest.mark.parametrize("cell", ["[" * 100_000, "3"])
 def test_a_cell_that_no_ingest_writes_is_a_corrupt_dataset(dataset, cell):
-    path = str(dataset / "images.parquet")
-    rows = schemas.read(path).to_pylist()
-    schemas.write(path, [{**row, "extra": cell} for row in rows], schemas.IMAGES)
-    with pytest.raises(CorruptDataset, match=r"images\.parquet has the cell '.*; write the dataset again"):
+    rows = [{**row, "extra": cell} for row in image_table.read(dataset).to_pylist()]
+    image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
+    with pytest.raises(CorruptDataset, match=r"the image table has the cell '.*; write the dataset again"):
         render(str(dataset))

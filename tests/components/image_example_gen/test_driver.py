@@ -100,7 +100,7 @@ def add_a_file(dataset: Path) -> None:
 
 
 def remove_table(dataset: Path) -> None:
-    (dataset / "images.parquet").unlink()
+    (dataset / "images" / "part-train-00001.parquet").unlink()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def remove_table(dataset: Path) -> None:
         (cut_shard, CorruptDataset, r"Split-train/.*-00000-of-00002.* has \d+ bytes, \d+ were written", ""),
         (add_a_file, CorruptDataset, "Split-train/more.tfrecord is no shard of the dataset", ""),
         (remove_shard, CorruptDataset, "Split-eval/.*-00001-of-00002.* is missing", f"{SCHEME}://"),
-        (remove_table, CorruptDataset, "images.parquet is missing", ""),
+        (remove_table, CorruptDataset, "images/part-train-00001.parquet is missing", ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

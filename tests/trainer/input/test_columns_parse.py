@@ -13,6 +13,7 @@ from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
+from tests import image_table
 from tests.make_images import crop, encode
 from tests.trainer.conftest import keys_of
 from trainer.input.parse import (
@@ -265,6 +266,6 @@ def test_a_column_whose_later_part_holds_another_type_is_refused(tmp_path):
 
 def test_a_table_that_cannot_be_read_is_an_error_that_names_it(many, tmp_path):
     copied = shutil.copytree(many, tmp_path / "copied")
-    (copied / manifest.IMAGES_NAME).write_bytes(b"")
-    with pytest.raises(CorruptDataset, match=r"images\.parquet cannot be read"):
+    image_table.files(copied)[0].write_bytes(b"")
+    with pytest.raises(CorruptDataset, match=r"images/part-.*\.parquet cannot be read"):
         spec_of(copied, options(columns=("age",)))

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest, record, tfrecord
 from beam_jobs.errors import CorruptDataset
+from tests import image_table
 from tests.trainer.conftest import rows_of
 from trainer.input.corrupt_records import explain, find_damage, find_excluded
 
@@ -143,15 +144,15 @@ def test_other_splits_count_for_nothing(dataset):
 
 
 def test_what_names_the_records_must_be_sound_itself(copied):
-    table = copied / manifest.IMAGES_NAME
+    table = image_table.files(copied)[0]
     table.write_bytes(table.read_bytes()[:200])
     with pytest.raises(CorruptDataset, match=rf"{re.escape(str(table))} cannot be read"):
         find_damage(str(copied), "train")
 
 
 def test_a_changed_table_condemns_no_record(copied, dataset):
-    shutil.copy(dataset / manifest.IMAGES_NAME, copied / manifest.IMAGES_NAME)
-    with pytest.raises(CorruptDataset, match=r"images\.parquet has changed since it was published"):
+    shutil.copytree(dataset / "images", copied / "images", dirs_exist_ok=True)
+    with pytest.raises(CorruptDataset, match=r"images/part-.*\.parquet has changed since it was published"):
         find_damage(str(copied), "train")
 
 

@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Shard
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
+from tests import image_table
 from trainer.input.order import RecordIndex, load_index
 
 
@@ -26,7 +27,7 @@ def test_records_of_other_splits_and_dropped_copies_are_not_in_it(photos, tmp_pa
     source, out = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "out"
     shutil.copy(source / "china" / "000.jpg", source / "china" / "copy.jpg")
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, duplicates="drop"))
-    rows = schemas.read(str(out / "images.parquet")).to_pylist()
+    rows = image_table.read(out).to_pylist()
     assert min(row["shard"] for row in rows) == -1
     assert len(rows) == 25
     assert len(index_of(out)) == 24
@@ -42,7 +43,9 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
         load_index(str(shades), changed, "train")
     copy = str(shutil.copytree(shades, tmp_path / "copy"))
     manifest.write(changed, copy)
-    with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
+    with pytest.raises(
+        CorruptDataset, match=r"the image table of .* does not name the records that the shards of 'train'"
+    ):
         load_index(copy, changed, "train")
 
 

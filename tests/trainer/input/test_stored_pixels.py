@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import manifest, record, tfrecord
 from beam_jobs.options import IngestOptions, PixelOptions
+from tests import image_table
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
@@ -125,7 +126,7 @@ def test_a_dataset_that_is_replaced_stops_its_reader_before_a_record_of_the_new_
     source, out = Path(shutil.copytree(photos, tmp_path / "photos")), str(tmp_path / "out")
     options = IngestOptions(source=str(source), out=out, pixels=PixelOptions(policy="raw", side_px=24))
     ingest.run(options)
-    classes = dict(schemas.read(f"{out}/images.parquet").select(["key", "label_index"]).to_pandas().to_numpy())
+    classes = dict(image_table.read(out).select(["key", "label_index"]).to_pandas().to_numpy())
     uncached = dataclasses.replace(OPTIONS, cache="none")
     stream = iter(make_dataset(out, "train", uncached, training=True, epochs=FOREVER))
     delivered = [next(stream)]
