@@ -14,22 +14,25 @@ _NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a 
 
 _COPIES = """
     CREATE TABLE copies AS
-    SELECT id, first_value(id) OVER content AS content, row_number() OVER content AS position
-    FROM images WHERE sha256 IN (
-        SELECT sha256 FROM images WHERE content_hash IN (
-            SELECT content_hash FROM images GROUP BY content_hash HAVING count(*) > 1)
-        GROUP BY sha256 HAVING count(*) > 1)
-    WINDOW content AS (PARTITION BY sha256 ORDER BY is_new, key)"""
+    WITH candidates AS (
+        SELECT id, is_new FROM images WHERE content_hash IN (
+            SELECT content_hash FROM images GROUP BY content_hash HAVING count(*) > 1))
+    SELECT id, key, left(sha256, {length}) AS cluster,
+        first_value(id) OVER content AS content, row_number() OVER content AS position
+    FROM candidates JOIN names USING (id)
+    WINDOW content AS (PARTITION BY sha256 ORDER BY is_new, key)
+    QUALIFY count(*) OVER (PARTITION BY sha256) > 1"""
 
 # Of a content, the first image stands for all.
 _CONTENTS = """
-    SELECT id, content_hash, {columns} FROM images WHERE id NOT IN (SELECT id FROM copies WHERE position > 1)
-    ORDER BY is_new, key"""
+    SELECT id, content_hash, {columns} FROM images JOIN names USING (id)
+    WHERE id NOT IN (SELECT id FROM copies WHERE position > 1) ORDER BY is_new, key"""
 
 _RELATED = """
     CREATE VIEW related AS
     SELECT images.*,
         copies.id IS NOT NULL AS is_copy,
+        coalesce(copies.cluster, '') AS cluster,
         coalesce(copies.content, images.id) AS content,
         coalesce(near_contents.root, copies.content, images.id) AS root,
         coalesce(near_contents.root_hash, content_hash) AS root_hash,
@@ -44,12 +47,12 @@ _RELATED = """
 _NEAR_CLUSTERS = """
     CREATE TABLE near_clusters AS
     SELECT root, coalesce(min(near) FILTER (near <> ''), left(min(sha256), {length})) AS name, count(*) AS images
-    FROM related WHERE root IN (SELECT root FROM related WHERE is_linked OR near <> '') GROUP BY root"""
+    FROM related JOIN names USING (id) WHERE root IN (SELECT root FROM related WHERE is_linked OR near <> '')
+    GROUP BY root"""
 
 _NAMED = """
     CREATE VIEW named AS
-    SELECT related.*, CASE WHEN is_copy THEN left(sha256, {length}) ELSE '' END AS cluster,
-        coalesce(near_clusters.name, '') AS near_cluster
+    SELECT related.*, coalesce(near_clusters.name, '') AS near_cluster
     FROM related LEFT JOIN near_clusters USING (root)"""
 
 
@@ -57,7 +60,8 @@ def find_sets(tables: ImageTables, options: IngestOptions) -> None:
     """Finds the copies and the near clusters, and applies the policies.
 
     Tables of the database that it creates:
-      copies: images whose content others have too; `content` is the id of the first of them, by old or new and key.
+      copies: images whose content others have too, with the name of the set; `content` is the id of the first of them,
+        by old or new and key.
       near_contents: contents that look like others; `root` is the first content of the near cluster.
       related: view of all images with their content, root, and whether the policies retain them.
       near_clusters: name and size of each near cluster.
@@ -67,11 +71,11 @@ def find_sets(tables: ImageTables, options: IngestOptions) -> None:
     Policies for near duplicates apply to contents: all copies of an image are retained or dropped, unless the policy
     for duplicates drops some of them.
     """
-    tables.run(_COPIES)
+    tables.run(_COPIES.format(length=_NAME_LENGTH))
     tables.insert("near_contents", _near_contents(tables, options))
     tables.run(_RELATED.format(drop=options.duplicates == "drop"))
     tables.run(_NEAR_CLUSTERS.format(length=_NAME_LENGTH))
-    tables.run(_NAMED.format(length=_NAME_LENGTH))
+    tables.run(_NAMED)
 
 
 def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:

@@ -1,7 +1,8 @@
 """The images of a plan as tables of a database: one row per image.
 
 DuckDB runs the queries within a memory limit, and writes to disk what exceeds it. The tables hold what decides copies,
-splits and shards. The other facts stay in their files, which are read again for the rows of the plan.
+splits and shards, with hashes in place of keys and contents, which are compared as texts where hashes are equal. The
+other facts stay in their files, which are read again for these texts and for the rows of the plan.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ _LABELS = {"single": "[label]", "multi": "annotated_labels", "none": "[]::VARCHA
 # Objects are about as long in a record as their annotations are in JSON.
 _NEW_IMAGES = """
     INSERT INTO images BY NAME
-    SELECT id, true AS is_new, false AS written, key, sha256, "group" AS group_name, split, {labels} AS labels,
+    SELECT id, true AS is_new, false AS written, "group" AS group_name, split, {labels} AS labels,
         annotated_labels || object_labels AS annotated, '' AS near, bytes + strlen(annotations) + {overhead} AS size,
         order_hash, content_hash{appearance}
     FROM facts"""
+
+
+_NAMES = "CREATE VIEW names AS SELECT * FROM old_names"
+_NEW_NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names UNION ALL SELECT id, key, sha256 FROM facts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,7 @@ class ImageTables(Database):
 
     Tables of the database:
       images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
+      names: view of the `id`, `key` and `sha256` of each image.
       groups: each name of a group, and its hash.
 
     Attributes:
@@ -73,6 +79,7 @@ class ImageTables(Database):
         starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=self.old)
         self.insert("files", pa.table({"filename": pa.array(self.facts), "start": pa.array(starts)}))
         self.run(_FACTS_VIEW.format(paths=paths))
+        self.run(_NEW_NAMES)
         columns = "".join(f", {name}" for name in appearance)
         labels = _LABELS[self.label_kind]
         self.run(_NEW_IMAGES.format(labels=labels, overhead=RECORD_OVERHEAD_BYTES, appearance=columns))
@@ -119,7 +126,7 @@ def open_tables(
         if facts:
             tables.insert_facts(appearance)
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
-        if old and tables.number(_KNOWN_KEYS):
+        if old and facts and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
         yield tables, _reject_repeated_keys(tables)
 
@@ -130,13 +137,13 @@ def _groups(groups: pa.Table, seed: int) -> pa.Table:
     return pa.table({"group_name": names, "hash": pa.array(hashes)})
 
 
-_KNOWN_KEYS = "SELECT count(*) FROM images old JOIN images new USING (key) WHERE new.is_new AND NOT old.is_new"
+_KNOWN_KEYS = "SELECT count(*) FROM old_names JOIN facts USING (key)"
 _REPEATED_KEYS = """
     CREATE TABLE repeated AS
-    SELECT id FROM images WHERE is_new AND key IN (
-        SELECT key FROM images WHERE order_hash IN (
-            SELECT order_hash FROM images WHERE is_new GROUP BY order_hash HAVING count(*) > 1)
-        AND is_new GROUP BY key HAVING count(*) > 1)"""
+    SELECT id FROM names SEMI JOIN (
+        SELECT id FROM images WHERE is_new AND order_hash IN (
+            SELECT order_hash FROM images WHERE is_new GROUP BY order_hash HAVING count(*) > 1)) USING (id)
+    QUALIFY count(*) OVER (PARTITION BY key) > 1"""
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _LATER_ROWS = """
     SELECT id, key, uri FROM (
@@ -148,11 +155,15 @@ _LATER_ROWS = """
 def _insert_existing(
     database: Database, existing: Sequence[str], seed: int, label_kind: str, appearance: Sequence[str]
 ) -> int:
-    """Creates the table `images` with the images of the dataset that is added to, and returns their number."""
+    """Creates `images` and `names` with the images of the dataset that is added to, and returns their number."""
     count = 0
     for number, rows in enumerate(schemas.read_images(existing, schemas.IMAGES.names)):
-        database.add("images", _old_images(rows, count, label_kind, seed, appearance), create=not number)
+        images = _old_images(rows, count, label_kind, seed, appearance)
+        names = pa.table({"id": images["id"], "key": rows["key"], "sha256": rows["sha256"]})
+        database.add("images", images, create=not number)
+        database.add("old_names", names, create=not number)
         count += len(rows)
+    database.run(_NAMES)
     return count
 
 
@@ -164,8 +175,6 @@ def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appeara
         "id": pa.array(np.arange(first, first + count)),
         "is_new": pa.repeat(False, count),
         "written": pc.greater_equal(table["shard"], 0),
-        "key": table["key"],
-        "sha256": table["sha256"],
         "group_name": table["group"],
         "split": table["split"],
         "labels": labels,

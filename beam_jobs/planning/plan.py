@@ -168,14 +168,15 @@ _COUNTS = {
     "near_unsearched": "SELECT count(*) FROM related WHERE is_unsearched",
 }
 _DUPLICATE_SETS = """
-    SELECT list(key ORDER BY key)[:$most] AS keys FROM copies JOIN images USING (id)
+    SELECT list(key ORDER BY key)[:$most] AS keys FROM copies
     GROUP BY content ORDER BY min(key) LIMIT $most"""
 _HAS_PLACES = "SELECT count(*) FROM images WHERE written OR (is_new AND split <> '')"
 _LEAKS = """
     WITH members AS (
-        SELECT {column} AS name, assigned.split, key, is_new FROM named JOIN assigned USING (id) WHERE {column} <> ''),
+        SELECT id, {column} AS name, assigned.split, is_new FROM named JOIN assigned USING (id) WHERE {column} <> ''),
     leaks AS (SELECT name FROM members GROUP BY name HAVING min(split) < max(split) AND bool_or(is_new))
-    SELECT name, $names[split + 1] AS split, arg_min(key, (is_new, key)) AS key FROM members JOIN leaks USING (name)
+    SELECT name, $names[split + 1] AS split, arg_min(key, (is_new, key)) AS key
+    FROM members JOIN leaks USING (name) JOIN names USING (id)
     GROUP BY ALL ORDER BY name, split"""
 _LEAK_COLUMNS = {"cluster": "cluster", "group": "group_name", "near": "near_cluster"}
 
