@@ -41,11 +41,12 @@ _GROUP_LINKS = """
 
 # The name of a unit, which its hash stands for, is its smallest group, or else the first content.
 _UNITS = """
-    CREATE VIEW units AS
+    CREATE TABLE units AS
     WITH grouped AS (
         SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
         FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared)
-    SELECT grouped.*, coalesce(groups.hash, content_hash) AS unit, is_shared OR unit_group IS NOT NULL AS has_mates
+    SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit,
+        is_shared OR unit_group IS NOT NULL AS has_mates
     FROM grouped LEFT JOIN first_groups ON first_groups.group_name = unit_group
     LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)"""
 
@@ -56,10 +57,14 @@ _REQUESTS = """
     SELECT unit, min(CASE WHEN written THEN requested ELSE requested + {count} END) % {count} AS split
     FROM units WHERE has_mates AND requested >= 0 GROUP BY unit"""
 
-_ASSIGNED = """
+_REQUESTED = """
     CREATE TABLE assigned AS
-    SELECT units.id, CASE WHEN requested >= 0 THEN requested ELSE coalesce(requests.split, {free}) END AS split
-    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}"""
+    SELECT units.id, CASE WHEN requested >= 0 THEN requested ELSE requests.split END AS split
+    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates
+    WHERE requested >= 0 OR requests.split IS NOT NULL"""
+_FREE = """
+    SELECT units.id, {columns} FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}
+    WHERE requested < 0 AND requests.split IS NULL"""
 
 
 def assign(tables: ImageTables, options: IngestOptions) -> None:
@@ -88,13 +93,14 @@ def assign(tables: ImageTables, options: IngestOptions) -> None:
     tables.run(_CONTENT_GROUPS)
     tables.insert("first_groups", _first_groups(tables.query(_GROUP_LINKS)))
     tables.run(_UNITS)
+    tables.run("DROP TABLE members")
     tables.run(_REQUESTS.format(count=count))
+    tables.run(_REQUESTED)
     if options.stratify:
         _assign_by_class(tables, options)
-        free, join = "free_splits.split", "LEFT JOIN free_splits ON free_splits.id = units.id"
     else:
-        free, join = split_expression("units.unit", options.shares), ""
-    tables.run(_ASSIGNED.format(free=free, join=join))
+        split = split_expression("units.unit", options.shares)
+        tables.run(f"INSERT INTO assigned {_FREE.format(columns=f'{split} AS split', join='')}")
 
 
 _OWN_CONTENT = {"content": "content", "hash": "content_hash", "linked": "false"}
@@ -124,15 +130,10 @@ def _first_groups(links: pa.Table) -> pa.Table:
 _RAREST_LABELS = """
     CREATE TABLE rarest_labels AS
     WITH counts AS (SELECT label, count(*) AS images FROM
-        (SELECT unnest(labels) AS label FROM members WHERE NOT written) GROUP BY label)
+        (SELECT unnest(labels) AS label FROM units WHERE NOT written) GROUP BY label)
     SELECT labels, arg_min(label, (images, label)) AS rarest FROM
-        (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM members WHERE NOT written))
+        (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM units WHERE NOT written))
     JOIN counts USING (label) GROUP BY labels"""
-_FREE_IMAGES = """
-    CREATE TABLE free_images AS
-    SELECT units.id, units.unit, has_mates, coalesce({label}, '') AS class
-    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}
-    WHERE requested < 0 AND requests.split IS NULL"""
 _UNIT_CLASSES = """
     CREATE TABLE unit_classes AS
     SELECT unit, class, count(*) AS images FROM free_images WHERE has_mates GROUP BY unit, class"""
@@ -152,7 +153,7 @@ _UNITS_BY_CLASS = """
     SELECT class, unit, size FROM units LEFT JOIN others USING (class)
     ORDER BY coalesce(others.images, 0) DESC, class, unit"""
 _FREE_SPLITS = """
-    CREATE TABLE free_splits AS
+    INSERT INTO assigned
     WITH units AS (
         SELECT id, unit, class FROM free_images WHERE NOT has_mates
         UNION ALL
@@ -161,12 +162,13 @@ _FREE_SPLITS = """
 
 
 def _assign_by_class(tables: ImageTables, options: IngestOptions) -> None:
-    """Divides each class: creates the table `free_splits(id, split)` of the images without a request."""
+    """Divides each class: adds the images without a request to the table `assigned`."""
     label, join = "units.labels[1]", ""
     if tables.label_kind != "single":
         tables.run(_RAREST_LABELS)
         label, join = "rarest", "LEFT JOIN rarest_labels ON rarest_labels.labels = units.labels"
-    tables.run(_FREE_IMAGES.format(label=label, join=join))
+    columns = f"units.unit, has_mates, coalesce({label}, '') AS class"
+    tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=columns, join=join)}")
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES):
         tables.run(statement)
     tables.insert("runs", _divide_classes(tables, list(options.shares.values())))
