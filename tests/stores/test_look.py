@@ -81,8 +81,10 @@ def test_croissant_points_to_the_bucket(said, refused, bucket, dataset):
     said("export", there, "--to", "croissant", "--out", f"{bucket.url}/meta")
     apart = json.loads(storage.read_bytes(f"{bucket.url}/meta/croissant.json"))
     assert bucket.names("meta") == ["croissant.json"]
-    urls = [file["contentUrl"] for file in apart["distribution"]]
-    assert urls == [f"{there}/{file['contentUrl']}" for file in beside["distribution"]]
+    urls, paths = (
+        [file.get("contentUrl") or file["includes"] for file in one["distribution"]] for one in (apart, beside)
+    )
+    assert urls == [f"{there}/{path}" for path in paths]
     assert storage.exists(urls[0])
     code, line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
     assert code == 2
