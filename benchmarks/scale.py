@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.stages import resume
@@ -198,6 +198,7 @@ def _make_summary(task: ShardTask, out: str, work: str) -> None:
         records=task.rows.images,
         shard=SealedFile(name=task.name, bytes=size, sha256=task.digest, crc32c=0),
         part=SealedFile(name=task.part_name, bytes=part.bytes, sha256=part.sha256, crc32c=0),
+        order_hashes=(shards.order_hash(0, rows["key"][0].as_py()), shards.order_hash(0, rows["key"][-1].as_py())),
         summary=Summary.measure(rows, "single").to_json(),
     )
     storage.make_dirs(os.path.dirname(sidecar_path(work, task)))
