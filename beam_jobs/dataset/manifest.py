@@ -385,8 +385,7 @@ class Manifest:
         if content_checksum(plain) != checksum:
             raise ValueError("its checksum is not that of its content")
         digest, channels = plain.pop("digest"), plain.pop("channels")
-        is_old = plain["format_version"] == _FORMAT_1
-        images = () if is_old else tuple(map(TablePart.from_json, plain.pop("images")))
+        images = () if plain["format_version"] == _FORMAT_1 else tuple(map(TablePart.from_json, plain.pop("images")))
         manifest = cls(
             splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
             labels=tuple(plain.pop("labels")),

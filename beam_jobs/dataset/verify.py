@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from beam_jobs import storage
 from beam_jobs.common.system import chunks_by_size, map_ordered
 from beam_jobs.dataset import lookup, manifest, record, schemas, shards, tfrecord
-from beam_jobs.dataset.manifest import Manifest, Shard
+from beam_jobs.dataset.manifest import Manifest, Shard, TablePart
 from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
@@ -201,12 +201,14 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_find_stray_splits(directory, dataset))
+    if dataset.images:
+        result.problems.extend(_find_stray_files(directory, manifest.IMAGES_DIR, dataset.images))
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     with _open_images(directory, dataset, kinds, result.problems) as images:
         if images:
             result.leaks.extend(map(str, lookup.find_leaks(images, kinds)))
         for split, info in dataset.splits.items():
-            result.problems.extend(_find_stray_files(directory, split, {shard.name for shard in info.shards}))
+            result.problems.extend(_find_stray_files(directory, shards.split_dir(split), info.shards))
             labels: Counter[str] = Counter()
             for index, shard in enumerate(info.shards):
                 path = storage.join(directory, shards.split_dir(split), shard.name)
@@ -299,10 +301,11 @@ def _find_stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:
             yield f"{name} is not a split of the dataset, but looks like one to readers that glob"
 
 
-def _find_stray_files(directory: str, split: str, shard_names: set[str]) -> Iterator[str]:
-    for name in storage.list_files(storage.join(directory, shards.split_dir(split))):
-        if name not in shard_names:
-            yield f"{shards.split_dir(split)}/{name} is not part of the dataset, but readers that glob would read it"
+def _find_stray_files(directory: str, folder: str, files: Sequence[Shard | TablePart]) -> Iterator[str]:
+    names = {file.name for file in files}
+    for name in storage.list_files(storage.join(directory, folder)):
+        if name not in names:
+            yield f"{folder}/{name} is not part of the dataset, but readers that glob would read it"
 
 
 def _check_shard(

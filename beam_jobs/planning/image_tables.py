@@ -45,8 +45,7 @@ _NEW_IMAGES = """
     FROM facts"""
 
 
-_NAMES = "CREATE VIEW names AS SELECT * FROM old_names"
-_NEW_NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names UNION ALL SELECT id, key, sha256 FROM facts"
+_NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names{new}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class ImageTables(Database):
         starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=self.old)
         self.insert("files", pa.table({"filename": pa.array(self.facts), "start": pa.array(starts)}))
         self.run(_FACTS_VIEW.format(paths=paths))
-        self.run(_NEW_NAMES)
+        self.run(_NAMES.format(new=" UNION ALL SELECT id, key, sha256 FROM facts"))
         columns = "".join(f", {name}" for name in appearance)
         labels = _LABELS[self.label_kind]
         self.run(_NEW_IMAGES.format(labels=labels, overhead=RECORD_OVERHEAD_BYTES, appearance=columns))
@@ -163,7 +162,7 @@ def _insert_existing(
         database.add("images", images, create=not number)
         database.add("old_names", names, create=not number)
         count += len(rows)
-    database.run(_NAMES)
+    database.run(_NAMES.format(new=""))
     return count
 
 

@@ -197,7 +197,7 @@ def _read_sidecars(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> d
                 rows=sidecar.records,
                 bytes=part.bytes,
                 sha256=part.sha256,
-                order_hashes=(sidecar.order_hashes[0], sidecar.order_hashes[1]),
+                order_hashes=sidecar.order_hashes,
             )
         )
         written.summary.add(Summary.from_json(sidecar.summary))
@@ -280,8 +280,7 @@ def _write_other_rows(
     if plan.existing:
         sources["existing"] = schemas.read_images([plan.existing], schemas.IMAGES.names)
     if plan.dropped.images:
-        shards_of_dropped = plan.dropped.shards
-        sources["dropped"] = (schemas.image_rows(part.read(), "", -1, [-1] * part.images) for part in shards_of_dropped)
+        sources["dropped"] = (schemas.image_rows(one.read(), "", -1, [-1] * one.images) for one in plan.dropped.shards)
     parts, of_split, others = [], Summary(), Summary()
 
     def measure(group: pa.Table) -> pa.Table:

@@ -46,9 +46,7 @@ class Summary:
     @classmethod
     def measure(cls, images: pa.Table, label_kind: str) -> Summary:
         """Measures the images of `PLANNED` or `IMAGES` rows."""
-        summary = cls(
-            normalised=Counter(images.filter(pc.not_equal(images["normalised"], ""))["normalised"].to_pylist())
-        )
+        summary = cls(normalised=Counter(filter(None, images["normalised"].to_pylist())))
         summary._add_moments(images)
         for text in pc.unique(images["extra"]).to_pylist():
             for name, value in schemas.cell(text).items():

@@ -353,7 +353,8 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
       ValueError: the sidecar is damaged.
     """
     values = resume.read_checked(sidecar_path(work, shard))
-    return Sidecar(**{**values, **{file: SealedFile(**values[file]) for file in ("shard", "part")}})
+    files = {file: SealedFile(**values[file]) for file in ("shard", "part")}
+    return Sidecar(**{**values, **files, "order_hashes": tuple(values["order_hashes"])})
 
 
 def write_failure_note(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:

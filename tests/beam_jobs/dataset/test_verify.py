@@ -116,6 +116,7 @@ def test_a_shard_cut_between_records_has_too_few(dataset):
 
 def test_all_problems_are_named_in_one_run(dataset):
     (dataset / "Split-eval" / "notes.txt").write_text("mine")
+    (dataset / "images" / "more.parquet").write_text("mine")
     (dataset / "Split-test").mkdir()
     (dataset / NAME).unlink()
     image_table.files(dataset)[1].unlink()
@@ -124,8 +125,9 @@ def test_all_problems_are_named_in_one_run(dataset):
     assert f"{dataset / NAME} cannot be read: No such file or directory" in result.problems
     assert "Split-eval/notes.txt is not part of the dataset, but readers that glob would read it" in result.problems
     assert any(problem.startswith("Split-test is not a split of the dataset") for problem in result.problems)
+    assert "images/more.parquet is not part of the dataset, but readers that glob would read it" in result.problems
     assert any("images/part-train-00001.parquet cannot be read: " in problem for problem in result.problems)
-    assert len(result.problems) == 4
+    assert len(result.problems) == 5
 
 
 def not_utf8(path: Path) -> None:
