@@ -237,7 +237,7 @@ def row_groups(tables: Iterable[pa.Table], schema: pa.Schema, **options: Any) ->
 
 @contextlib.contextmanager
 def _row_group_writer(stream: BinaryIO, schema: pa.Schema, **options: Any) -> Iterator[Callable[[pa.Table], None]]:
-    with pq.ParquetWriter(stream, schema, **_PARQUET_OPTIONS, **options) as writer:
+    with pq.ParquetWriter(stream, schema, **{**_PARQUET_OPTIONS, **options}) as writer:
         yield lambda rows: writer.write_table(rows, row_group_size=max(1, len(rows)))
 
 
@@ -252,15 +252,16 @@ def read_row_group(path: str, index: int) -> pa.Table:
         return pq.ParquetFile(stream).read_row_group(index, use_threads=False)
 
 
-def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or some of its columns.
+def read(path: str, columns: Sequence[str] | None = None, dictionaries: Sequence[str] = ()) -> pa.Table:
+    """Reads a Parquet file, or some of its columns; those in `dictionaries` as dictionary arrays.
 
     Raises:
       OSError: the file is missing.
       pyarrow.ArrowInvalid: the file is not Parquet.
     """
     # With `read_table` or Arrow's threads, about half of the processes that exit soon after abort ("terminate called").
-    return pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(columns, use_threads=False)
+    file = pq.ParquetFile(io.BytesIO(storage.read_bytes(path)), read_dictionary=list(dictionaries))
+    return file.read(columns, use_threads=False)
 
 
 def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -273,12 +274,15 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         return parquet.read(stream, columns)
 
 
-def read_images(paths: Iterable[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_images(
+    paths: Iterable[str], columns: Sequence[str], shard: tuple[str, int] | None = None
+) -> Iterator[pa.Table]:
     """Yields columns of the image table of a published dataset, some thousands of rows at a time, in their order.
 
     Args:
       paths: paths of the files of the table; see `Manifest.image_paths`.
       columns: names of columns of `IMAGES`.
+      shard: split and index of a shard: rows of other shards are left out where whole row groups have no others.
 
     Raises:
       CorruptDataset: a file is missing, damaged or over a limit, or has no such column.
@@ -287,7 +291,8 @@ def read_images(paths: Iterable[str], columns: Sequence[str]) -> Iterator[pa.Tab
     yield schema.empty_table()
     for path in paths:
         with _open_published(path) as stream:
-            for batch in parquet.table_batches(stream, columns):
+            values = {"split": shard[0], "shard": shard[1]} if shard else {}
+            for batch in parquet.table_batches(stream, columns, values):
                 names = batch.schema.names
                 if missing := [name for name in columns if name not in names]:
                     raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")

@@ -32,6 +32,11 @@ def shard_name(index: int, count: int) -> str:
     return SHARD_TEMPLATE.format(index=index, count=count)
 
 
+def part_name(split: str, index: int) -> str:
+    """Returns the file name of the rows of shard `index` in the image table, as in `part-train-00000.parquet`."""
+    return f"part-{split}-{index:05d}.parquet"
+
+
 def split_dir(split: str) -> str:
     """Returns the directory of a split, as in `Split-train`."""
     return SPLIT_PREFIX + split

@@ -6,15 +6,16 @@ Each record is decoded and compared with its format, its row of the image table 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, BinaryIO
+from functools import cached_property, partial
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.common.system import chunks_by_size, map_ordered
@@ -23,7 +24,6 @@ from beam_jobs.dataset.manifest import Manifest, Shard, TablePart
 from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
-from beam_jobs.storage.database import Database
 
 # Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
 Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
@@ -140,9 +140,6 @@ def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, in
 
 
 _ROW_COLUMNS = ("key", "offset", "sha256", "extra")
-_SHARD_ROWS = """
-    SELECT key, "offset", sha256, extra FROM images WHERE split = $split AND shard = $shard ORDER BY row
-    LIMIT $most"""
 _SHA256_DIFFERS = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
 
@@ -172,7 +169,38 @@ class Verification:
     leaks: list[str] = field(default_factory=list)
 
 
-def verify(directory: str, threads: int = 1) -> Verification:
+class Unit(NamedTuple):
+    """A unit of the work: a shard, or, without a split, a file of the image table.
+
+    Attributes:
+      split: name of the split; empty for a file of the image table.
+      number: index of the shard, or of the file.
+    """
+
+    split: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Name of a file for the result of the unit."""
+        return f"{self.split or '_images'}-{self.number:05d}"
+
+
+@dataclass(kw_only=True)
+class UnitReport:
+    """Result of the check of a unit; the attributes are those of `Verification`, and `classes` of `SplitInfo`."""
+
+    records: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+    classes: dict[str, int] = field(default_factory=dict)
+
+
+# Checks the units of a dataset, and yields a report for each, in their order.
+CheckUnits = Callable[[Manifest, Sequence[Unit]], Iterable[UnitReport]]
+
+
+def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = None) -> Verification:
     """Checks every checksum and every count, and decodes every record.
 
     Examples:
@@ -187,6 +215,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
     Args:
       directory: directory of a published dataset.
       threads: number of threads that decode, at least 1.
+      check_units: checks the shards and the image table elsewhere; see `verify_job.verify`.
 
     Returns:
       counts and problems. Problems are collected, not raised, so that one run names all of them.
@@ -198,32 +227,46 @@ def verify(directory: str, threads: int = 1) -> Verification:
     dataset = manifest.load(directory)
     result = Verification()
     result.problems.extend(_check_manifest(directory))
-    result.problems.extend(_check_tables(directory, dataset))
+    result.problems.extend(_check_tables(directory, _other_tables(dataset)))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_find_stray_splits(directory, dataset))
     if dataset.images:
         result.problems.extend(_find_stray_files(directory, manifest.IMAGES_DIR, dataset.images))
-    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
-    with _open_images(directory, dataset, kinds, result.problems) as images:
-        if images:
-            result.leaks.extend(map(str, lookup.find_leaks(images, kinds)))
-        for split, info in dataset.splits.items():
-            result.problems.extend(_find_stray_files(directory, shards.split_dir(split), info.shards))
-            labels: Counter[str] = Counter()
-            for index, shard in enumerate(info.shards):
-                path = storage.join(directory, shards.split_dir(split), shard.name)
-                rows = (
-                    images.query(_SHARD_ROWS, split=split, shard=index, most=shard.records + 1).to_pylist()
-                    if images
-                    else None
-                )
-                result.problems.extend(_check_shard(path, shard, dataset, rows, labels, threads, result))
-                result.shards += 1
-            if not result.problems and dict(labels) != dict(info.classes):
-                result.problems.append(
-                    f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
-                )
+    for split, info in dataset.splits.items():
+        result.problems.extend(_find_stray_files(directory, shards.split_dir(split), info.shards))
+    units = list_units(dataset)
+    check = UnitChecker(directory, dataset, threads).check
+    classes: dict[str, Counter[str]] = {split: Counter() for split in dataset.splits}
+    for unit, report in zip(units, check_units(dataset, units) if check_units else map(check, units), strict=True):
+        result.records += report.records
+        result.bytes += report.bytes
+        result.problems.extend(report.problems)
+        if unit.split:
+            result.shards += 1
+            classes[unit.split].update(report.classes)
+    if not result.problems:
+        result.problems.extend(
+            f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
+            for split, info in dataset.splits.items()
+            if classes[split] != info.classes
+        )
+    result.leaks.extend(_find_leaks(directory, dataset))
     return result
+
+
+def list_units(dataset: Manifest) -> list[Unit]:
+    """Returns the files of the image table and the shards of a dataset."""
+    tables = [Unit("", index) for index in range(len(dataset.image_digests))]
+    return tables + [Unit(split, index) for split, info in dataset.splits.items() for index in range(len(info.shards))]
+
+
+def _find_leaks(directory: str, dataset: Manifest) -> list[str]:
+    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
+    try:
+        with lookup.open_images(directory, dataset, ("key", "split", *kinds)) as images:
+            return list(map(str, lookup.find_leaks(images, kinds)))
+    except CorruptDataset:
+        return []  # the check of the file names it
 
 
 def _check_manifest(directory: str) -> Iterator[str]:
@@ -237,14 +280,18 @@ def _check_manifest(directory: str) -> Iterator[str]:
         yield f"{path} has changed since it was published: {where} it differs from what Feedline writes"
 
 
-def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
-    for name, expected in dataset.table_digests.items():
+def _check_tables(directory: str, digests: Mapping[str, str]) -> Iterator[str]:
+    for name, expected in digests.items():
         path = storage.join(directory, name)
         try:
             if storage.digest(path)[1] != expected:
                 yield f"{path} has changed since it was published: {_SHA256_DIFFERS}"
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}"
+
+
+def _other_tables(dataset: Manifest) -> dict[str, str]:
+    return {name: digest for name, digest in dataset.tables.items() if name not in dataset.image_digests}
 
 
 def _check_counts(dataset: Manifest) -> Iterator[str]:
@@ -258,29 +305,6 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
         yield f"the image table has {rows} rows, {manifest.MANIFEST_NAME} counts {images} images written or dropped"
     if counts.found != counts.written + counts.rejected + counts.dropped:
         yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
-
-
-@contextlib.contextmanager
-def _open_images(
-    directory: str, dataset: Manifest, kinds: Sequence[str], problems: list[str]
-) -> Iterator[Database | None]:
-    """Yields the rows of the image table; None, and a problem unless there is one of the table, if it is damaged."""
-    with contextlib.ExitStack() as stack:
-        images = None
-        try:
-            for path, part in itertools.zip_longest(dataset.image_paths(directory), dataset.images):
-                rows, hashes = _read_part(path, dataset.options.get("seed", 0))
-                if part and rows != part.rows:
-                    problems.append(f"{path} has {rows} rows, {manifest.MANIFEST_NAME} says {part.rows}")
-                if part and rows and part.order_hashes not in (None, hashes):
-                    problems.append(f"{path} has other keys than {manifest.MANIFEST_NAME} says")
-            images = stack.enter_context(
-                lookup.open_images(directory, dataset, (*_ROW_COLUMNS, "split", "shard", *kinds))
-            )
-        except CorruptDataset as error:
-            if not any(path in problem for path in dataset.image_paths(directory) for problem in problems):
-                problems.append(str(error))
-        yield images
 
 
 def _read_part(path: str, seed: int) -> tuple[int, tuple[str, str]]:
@@ -308,44 +332,99 @@ def _find_stray_files(directory: str, folder: str, files: Sequence[Shard | Table
             yield f"{folder}/{name} is not part of the dataset, but readers that glob would read it"
 
 
-def _check_shard(
-    path: str,
-    shard: Shard,
-    dataset: Manifest,
-    rows: list[dict[str, Any]] | None,
-    labels: Counter[str],
-    threads: int,
-    result: Verification,
-) -> Iterator[str]:
-    try:
-        yield from _check_file(path, shard)
-        with storage.open_read(path) as stream:
-            batches = chunks_by_size(_read_shard(stream, path, rows or []), _payload_size)
-            sizes = partial(sandbox.sizes, limits=STORED_LIMITS, processes=threads)
-            check_batch = partial(_check_batch, dataset=dataset, sizes=sizes)
-            count, last, is_intact = 0, -1, True
-            for stored, check in itertools.chain.from_iterable(map_ordered(check_batch, batches, threads)):
-                last = stored.number
-                if isinstance(stored.payload, CorruptDataset):
-                    is_intact = False
-                    yield f"{stored.payload}{_name_image(rows, stored)}"
-                    continue
-                count += 1
-                labels.update(check.labels)
-                if check.problem:
-                    yield f"{path} offset {stored.offset}: {check.problem}"
-                if problem := _row_problem(rows, stored, check):
-                    yield f"{path} offset {stored.offset}: {problem}"
-                result.bytes += len(stored.payload) + tfrecord.OVERHEAD
-        result.records += count
-        if is_intact and count != shard.records:
-            yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
-        if not is_intact and rows and last + 1 < len(rows):
-            yield f"{path} ends before {len(rows) - last - 1} more records that the image table has for it"
-        if is_intact and rows is not None and count < len(rows):
-            yield f"{path} holds {count} records, the image table has {len(rows)} rows for it"
-    except OSError as error:
-        yield f"{path} cannot be read: {error.strerror or error}"
+@dataclass(frozen=True)
+class UnitChecker:
+    """Checks units of a dataset.
+
+    Attributes:
+      directory: directory of the dataset.
+      dataset: its manifest.
+      threads: number of threads that decode, at least 1.
+    """
+
+    directory: str
+    dataset: Manifest
+    threads: int
+
+    def check(self, unit: Unit) -> UnitReport:
+        """Reads a shard, or a file of the image table, and compares it with the manifest and the image table."""
+        report = UnitReport()
+        report.problems.extend(self._check_shard(unit, report) if unit.split else self._check_images(unit.number))
+        return report
+
+    @cached_property
+    def _image_digests(self) -> dict[str, str]:
+        return self.dataset.image_digests
+
+    @cached_property
+    def _shared_files(self) -> list[str]:
+        """Paths of the files of the image table that have rows of several shards, or of none."""
+        own = {
+            f"{manifest.IMAGES_DIR}/{shards.part_name(unit.split, unit.number)}" for unit in list_units(self.dataset)
+        }
+        return [storage.join(self.directory, name) for name in self._image_digests if name not in own]
+
+    def _check_images(self, index: int) -> list[str]:
+        (name, digest), part = list(self._image_digests.items())[index], (*self.dataset.images, None)[index]
+        path = storage.join(self.directory, name)
+        problems = list(_check_tables(self.directory, {name: digest}))
+        try:
+            rows, hashes = _read_part(path, self.dataset.options.get("seed", 0))
+        except CorruptDataset as error:
+            return problems or [str(error)]
+        if part and rows != part.rows:
+            problems.append(f"{path} has {rows} rows, {manifest.MANIFEST_NAME} says {part.rows}")
+        if part and rows and part.order_hashes not in (None, hashes):
+            problems.append(f"{path} has other keys than {manifest.MANIFEST_NAME} says")
+        return problems
+
+    def _read_rows(self, unit: Unit, most: int) -> list[dict[str, Any]] | None:
+        """Returns the first rows of a shard in the image table; None if a file that may have them is damaged."""
+        own = f"{manifest.IMAGES_DIR}/{shards.part_name(unit.split, unit.number)}"
+        paths = [storage.join(self.directory, own)] if own in self._image_digests else self._shared_files
+        rows: list[dict[str, Any]] = []
+        try:
+            for table in schemas.read_images(paths, (*_ROW_COLUMNS, "split", "shard"), unit):
+                is_of_shard = pc.and_(pc.equal(table["split"], unit.split), pc.equal(table["shard"], unit.number))
+                rows += table.filter(is_of_shard).slice(0, most - len(rows)).select(_ROW_COLUMNS).to_pylist()
+        except CorruptDataset:
+            return None  # the check of the file names it
+        return rows
+
+    def _check_shard(self, unit: Unit, report: UnitReport) -> Iterator[str]:
+        shard = self.dataset.splits[unit.split].shards[unit.number]
+        path = storage.join(self.directory, shards.split_dir(unit.split), shard.name)
+        rows = self._read_rows(unit, shard.records + 1)
+        classes: Counter[str] = Counter()
+        try:
+            yield from _check_file(path, shard)
+            with storage.open_read(path) as stream:
+                batches = chunks_by_size(_read_shard(stream, path, rows or []), _payload_size)
+                sizes = partial(sandbox.sizes, limits=STORED_LIMITS, processes=self.threads)
+                check_batch = partial(_check_batch, dataset=self.dataset, sizes=sizes)
+                count, last, is_intact = 0, -1, True
+                for stored, check in itertools.chain.from_iterable(map_ordered(check_batch, batches, self.threads)):
+                    last = stored.number
+                    if isinstance(stored.payload, CorruptDataset):
+                        is_intact = False
+                        yield f"{stored.payload}{_name_image(rows, stored)}"
+                        continue
+                    count += 1
+                    classes.update(check.labels)
+                    if check.problem:
+                        yield f"{path} offset {stored.offset}: {check.problem}"
+                    if problem := _row_problem(rows, stored, check):
+                        yield f"{path} offset {stored.offset}: {problem}"
+                    report.bytes += len(stored.payload) + tfrecord.OVERHEAD
+            report.records, report.classes = count, dict(classes)
+            if is_intact and count != shard.records:
+                yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
+            if not is_intact and rows and last + 1 < len(rows):
+                yield f"{path} ends before {len(rows) - last - 1} more records that the image table has for it"
+            if is_intact and rows is not None and count < len(rows):
+                yield f"{path} holds {count} records, the image table has {len(rows)} rows for it"
+        except OSError as error:
+            yield f"{path} cannot be read: {error.strerror or error}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,14 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
+from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
@@ -28,6 +30,7 @@ from beam_jobs.storage.database import Database, open_database
 RECORD_OVERHEAD_BYTES = 500
 _BATCH_BYTES = 1 << 30  # largest size of a column of a batch; the database refuses 2 GiB
 _BATCH_ROWS = 1 << 13  # of which each may have cells of the largest size
+_READ_THREADS = 2
 
 _FILE_ROWS = "SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
 _FACTS_VIEW = """
@@ -82,9 +85,43 @@ class ImageTables(Database):
         columns = "".join(f", {name}" for name in appearance)
         labels = _LABELS[self.label_kind]
         self.run(_NEW_IMAGES.format(labels=labels, overhead=RECORD_OVERHEAD_BYTES, appearance=columns))
-        images = self.number("SELECT count(*) FROM images WHERE is_new")
-        if images != sum(rows.values()):  # the database joins the facts by the names of their files
-            raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {images} images are planned")
+        if self.new != sum(rows.values()):  # the database joins the facts by the names of their files
+            raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {self.new} images are planned")
+
+    @property
+    def new(self) -> int:
+        """Number of new images."""
+        return self.number("SELECT count(*) FROM images WHERE is_new")
+
+    def join_facts(self, statement: str, columns: list[str], dictionaries: list[str]) -> Iterator[pa.Table]:
+        """Yields facts of the new images of a query, with the columns of the query; no other may run meanwhile.
+
+        Args:
+          statement: query of the `id` and other columns, in order of `id`.
+          columns: names of columns of the facts.
+          dictionaries: names of those that become dictionary arrays: indices of few different texts.
+        """
+        read = partial(schemas.read, columns=columns, dictionaries=dictionaries)
+        tables = self.tables(statement)
+        rows = next(tables, None)
+        start = self.old
+        for facts in map_ordered(read, self.facts, _READ_THREADS):
+            if rows is None:  # none of the images is wanted
+                return
+            end = start + len(facts)
+            while not len(rows) or rows["id"][-1].as_py() < end - 1:
+                following = next(tables, None)
+                if following is None:
+                    break
+                rows = pa.concat_tables([rows, following])
+            ids = rows["id"].to_numpy()
+            count = int(np.searchsorted(ids, end))
+            joined = facts if count == len(facts) else facts.take(pa.array(ids[:count] - start))
+            for name in rows.column_names[1:]:
+                joined = joined.append_column(name, rows[name].slice(0, count))
+            yield joined
+            rows = rows.slice(count)
+            start = end
 
 
 @contextlib.contextmanager

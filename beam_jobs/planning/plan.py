@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +20,12 @@ from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.schemas import Float32Changes
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning import duplicates, near_duplicates, splits
+from beam_jobs.planning import duplicates, splits
 from beam_jobs.planning.image_tables import ImageTables, open_tables
 from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
+from beam_jobs.planning.row_sorter import RowSorter
 from beam_jobs.rejects import Reject
 
-_NO_SPLIT = -1
 _NO_INDEX = -1  # `label_index` of images that have not exactly one label
 _ROW_GROUP = 1 << 16  # rows that are in no shard, at a time
 _MAX_EXAMPLES = 20
@@ -131,7 +133,7 @@ def make_plan(
         rows = _PlannedRows(tables, existing, options, directory, names)
         return Plan(
             labels=names,
-            splits=rows.splits,
+            splits=tuple(rows.splits),
             dropped=rows.dropped,
             rejects=rejects,
             existing=_write_existing(tables, existing, directory) if existing else "",
@@ -144,16 +146,11 @@ def make_plan(
 
 
 _CLASSES = "SELECT DISTINCT unnest(labels || annotated) AS name FROM images WHERE is_new"
-# Place -1 is that of the images that are in no split. Images of a split are ordered by hash, the others by key.
-_PLACED = """
-    CREATE TABLE placed AS
-    SELECT id, coalesce(assigned.split, -1) AS place, if(assigned.split IS NULL, 0, order_hash) AS position,
-        cluster, near_cluster, size
-    FROM named LEFT JOIN assigned USING (id) WHERE is_new"""
-_TOTALS = "SELECT place, count(*) AS images, sum(size)::BIGINT AS bytes FROM placed GROUP BY place"
-_ROWS = """
-    SELECT facts.* EXCLUDE (id, {plan_facts}), placed.* EXCLUDE (id)
-    FROM facts JOIN placed USING (id) ORDER BY place, position, key"""
+_SORTED_FACTS = [name for name in schemas.EXAMINED.names if name in schemas.PLANNED.names or name == "order_hash"]
+# `place` is the index of the split; {none} is that of the images that are in no split.
+_PLACES = """
+    SELECT id, coalesce(assigned.split, {none}) AS place, cluster, near_cluster AS near, size
+    FROM named LEFT JOIN assigned USING (id) WHERE is_new ORDER BY id"""
 _EXISTING = "SELECT cluster, near_cluster AS near FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
     "clusters": "SELECT count(DISTINCT content) FROM copies",
@@ -192,11 +189,11 @@ def vocabulary(names: Iterable[str], existing: Iterable[str] = ()) -> tuple[str,
     return first + tuple(sorted(set(names).difference(first)))
 
 
-def _label_indices(images: pa.Table, label_kind: str, names: tuple[str, ...]) -> pa.Array:
+def _label_indices(labels: pa.DictionaryArray, label_kind: str, names: Sequence[str]) -> pa.Array:
     if label_kind != "single":
-        return pa.array(np.full(len(images), _NO_INDEX))
-    labels = images["label"].combine_chunks()
-    return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
+        return pa.array(np.full(len(labels), _NO_INDEX))
+    indices = pc.index_in(labels.dictionary, value_set=pa.array(names, pa.string()))
+    return pc.cast(indices, pa.int64()).take(labels.indices)
 
 
 def _check_options(existing: Sequence[str], options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
@@ -209,7 +206,8 @@ def _check_options(existing: Sequence[str], options: IngestOptions, label_kind: 
                 f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
                 "add images with the --splits it was made with"
             )
-        if not _label_indices(old, label_kind, tuple(labels)).equals(old["label_index"].combine_chunks()):
+        indices = _label_indices(old["label"].combine_chunks().dictionary_encode(), label_kind, labels)
+        if not indices.equals(old["label_index"].combine_chunks()):
             raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
 
@@ -248,60 +246,60 @@ class _PlannedRows:
         directory: str,
         labels: tuple[str, ...],
     ) -> None:
-        self._tables, self._labels = tables, labels
+        self._tables, self._options, self._directory, self._labels = tables, options, directory, labels
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
         for old in schemas.read_images(existing, ["shard", "extra"]):
             written = old.filter(pc.greater_equal(old["shard"], 0))
             schemas.count_float32_changes(self.float32_changes, written["extra"])
-        tables.run(_PLACED)
-        totals = {row["place"]: (row["images"], row["bytes"]) for row in tables.query(_TOTALS).to_pylist()}
-        for place, name in enumerate(options.splits):
-            if place not in totals and not tables.old:
-                raise _empty_split(name, options)
-        rows_by_place = {}
-        thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-rows")
+        pool = ThreadPoolExecutor(2, thread_name_prefix="feedline-rows")
         try:
-            for place, parts in itertools.groupby(self._parts(), itemgetter(0)):
-                images, size = totals[place]
-                count = -(-images // _ROW_GROUP) if place == _NO_SPLIT else _shard_count(images, size, options)
-                name = "dropped" if place == _NO_SPLIT else list(options.splits)[place]
-                rows = ShardRows(directory, name, shards.Cutter(images, size, count), labels, thread)
-                for _, part, sizes in parts:
-                    rows.add(part, sizes)
-                rows_by_place[place] = rows.close()
+            with contextlib.closing(RowSorter(os.path.join(tables.spill, "rows.arrow"), tables.new, pool)) as sorter:
+                *self.splits, self.dropped = self._write(sorter, pool)
         finally:
-            thread.shutdown(wait=False, cancel_futures=True)  # after an error or a signal, files may wait for it
-        for place, (images, _) in totals.items():
-            written = sum(shard.images for shard in rows_by_place.get(place, ()))
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or a signal, rows may wait for it
+
+    def _write(self, sorter: RowSorter, pool: ThreadPoolExecutor) -> Iterator[SplitPlan]:
+        """Yields the plan of each split, and of the images that are in none, which come last."""
+        options, splits = self._options, list(self._options.splits)
+        totals = self._sort(sorter, len(splits) + 1)
+        for name, (images, _) in zip(splits, totals, strict=False):
+            if not images and not self._tables.old:
+                raise _empty_split(name, options)
+        for place, (images, size) in enumerate(totals):
+            is_split = place < len(splits)
+            name = splits[place] if is_split else ""
+            shards_of: tuple[PlannedShard, ...] = ()
+            if images:
+                count = _shard_count(images, size, options) if is_split else -(-images // _ROW_GROUP)
+                cutter = shards.Cutter(images, size, count)
+                rows = ShardRows(self._directory, name or "dropped", cutter, self._labels, pool)
+                for part in sorter.read(place):
+                    planned = part.select(schemas.PLANNED.names).cast(schemas.PLANNED)
+                    if is_split:
+                        self._count(planned)
+                    rows.add(planned, part["size"].to_numpy())
+                shards_of = rows.close()
+            written = sum(shard.images for shard in shards_of)
             if written != images:
                 raise RuntimeError(f"the plan has {images} images in place {place}, and {written} rows were written")
-        self.dropped, *splits = (
-            SplitPlan(name=name, images=images, bytes=size, shards=rows_by_place.get(place, ()))
-            for place, name in enumerate(("", *options.splits), start=_NO_SPLIT)
-            for images, size in [totals.get(place, (0, 0))]
-        )
-        self.splits = tuple(splits)
+            yield SplitPlan(name=name, images=images, bytes=size, shards=shards_of)
 
-    def _parts(self) -> Iterator[tuple[int, pa.Table, np.ndarray]]:
-        """Yields the place of rows that follow each other, the `PLANNED` rows, and the sizes of their records."""
-        for table in self._tables.tables(_ROWS.format(plan_facts=", ".join(schemas.PLAN_FACTS.names))):
-            places = table["place"].to_numpy()
-            starts = near_duplicates.run_starts(places).tolist()
-            for start, end in itertools.pairwise([*starts, len(table)]):
-                part = table.slice(start, end - start)
-                rows = self._planned(part)
-                if places[start] != _NO_SPLIT:
-                    self._count(rows)
-                yield int(places[start]), rows, part["size"].to_numpy()
-
-    def _planned(self, rows: pa.Table) -> pa.Table:
-        columns = {
-            **{name: rows[name] for name in rows.column_names if name in schemas.PLANNED.names},
-            "near": rows["near_cluster"],
-            "label_index": _label_indices(rows, self._tables.label_kind, self._labels),
-        }
-        return pa.table({name: columns[name] for name in schemas.PLANNED.names}).cast(schemas.PLANNED)
+    def _sort(self, sorter: RowSorter, places: int) -> list[tuple[int, int]]:
+        """Adds all rows to the sorter, and returns the number of images and the bytes of each place."""
+        images, sizes = np.zeros(places, np.int64), np.zeros(places, np.int64)
+        for rows in self._tables.join_facts(_PLACES.format(none=places - 1), _SORTED_FACTS, ["label"]):
+            place = rows["place"].to_numpy()
+            images += np.bincount(place, minlength=places)
+            np.add.at(sizes, place, rows["size"].to_numpy())
+            labels = rows["label"].combine_chunks()
+            indices = _label_indices(labels, self._tables.label_kind, self._labels)
+            plain = rows.set_column(rows.column_names.index("label"), "label", labels.dictionary_decode())
+            sorter.add(plain.append_column("label_index", indices))
+        sorter.finish()
+        if images.sum() != self._tables.new:
+            raise RuntimeError(f"the plan has {self._tables.new} new images, and places for {images.sum()}")
+        return list(zip(images.tolist(), sizes.tolist(), strict=True))
 
     def _count(self, rows: pa.Table) -> None:
         schemas.count_float32_changes(self.float32_changes, rows["extra"])

@@ -117,8 +117,9 @@ class ShardRows:
 
     def _write(self, first: int, waiting: Sequence[pa.Table]) -> list[PlannedShard]:
         # The row groups are small and read once: without dictionaries and statistics they take half the time and less
-        # room.
-        data = schemas.row_groups(waiting, schemas.PLANNED, use_dictionary=False, write_statistics=False)
+        # room; with another codec a quarter less time and more room.
+        options = {"compression": "snappy", "use_dictionary": False, "write_statistics": False}
+        data = schemas.row_groups(waiting, schemas.PLANNED, **options)
         path = f"{self._stem}-{first:05d}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
         storage.write_bytes(path, data, durable=False)  # every run writes it again
         return [

@@ -44,11 +44,14 @@ _UNITS = """
     CREATE TABLE units AS
     WITH grouped AS (
         SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
-        FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared)
-    SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit,
-        is_shared OR unit_group IS NOT NULL AS has_mates
+        FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared
+        WHERE is_shared OR members.group_name <> '')
+    SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit, true AS has_mates
     FROM grouped LEFT JOIN first_groups ON first_groups.group_name = unit_group
-    LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)"""
+    LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)
+    UNION ALL
+    SELECT id, labels, written, requested, content_hash, false
+    FROM members WHERE NOT is_shared AND group_name = ''"""
 
 # The lowest code of its images decides the split of a unit: 0 to count - 1 is the split in which an image already lies,
 # count to 2 count - 1 a requested split.

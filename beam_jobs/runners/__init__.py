@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
 
 ENGINES = ("local", "flink", "dataflow")
+INGEST_JOBS = ("examine", "write")
 
 
 class Engine(Protocol):
@@ -33,11 +34,14 @@ class Engine(Protocol):
 
     name: ClassVar[str]
 
-    def open(self) -> AbstractContextManager[MakePipeline]:
+    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> AbstractContextManager[MakePipeline]:
         """Starts the engine, and releases its resources on exit.
 
+        Args:
+          jobs: names of the jobs, in their order, for a service that shows names.
+
         Returns:
-          context manager of a function that creates the pipelines of an ingest, for `ingest.run(make_pipeline=...)`.
+          context manager of a function that creates the pipelines, for `ingest.run(make_pipeline=...)`.
 
         Raises:
           OptionError: the settings do not fit together, or a service or file in them is not reachable.
@@ -51,7 +55,7 @@ class LocalEngine(settings.Options):
     name: ClassVar[str] = "local"
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[MakePipeline]:
+    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> Iterator[MakePipeline]:
         """See `Engine`."""
         from beam_jobs.runners.beam_job import local_pipeline
 

@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ from beam_jobs.common import settings
 from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Positive
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
-from beam_jobs.runners import cost_estimate
+from beam_jobs.runners import INGEST_JOBS, cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work
 
 if TYPE_CHECKING:
@@ -250,9 +250,6 @@ def _wheel_record(files: dict[str, bytes], own_name: str) -> str:
     return "".join(lines) + f"{own_name},,\n"
 
 
-_JOBS = ("examine", "write")
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options(settings.Options):
     """Settings of the jobs, their workers and the code of the workers. 0 and empty leave a choice to the service.
@@ -274,7 +271,7 @@ class Options(settings.Options):
       package: wheel or source archive of Feedline that the workers install instead of one of the installed package.
       setup_file: `setup.py` of a checkout that the workers install instead.
       labels: labels of the jobs.
-      job_name: the jobs are called NAME-examine and NAME-write.
+      job_name: the jobs are called NAME-examine, NAME-write and NAME-verify.
       vcpu_hour_price: what you pay for a vCPU hour of a worker, its memory and disk included, in any currency;
         `--dry-run` then states a cost. 0 is no price.
       beam_args: further arguments for Beam, as `--dataflow_kms_key=...`.
@@ -361,7 +358,7 @@ class Options(settings.Options):
         return [f"--{key}={value}" for key, value in values.items() if value] + labels + switches + list(self.beam_args)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[MakePipeline]:
+    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> Iterator[MakePipeline]:
         """See `Engine`. It checks that there are credentials, and sends no request to the service."""
         try:
             from beam_jobs.runners import dataflow_jobs
@@ -371,7 +368,7 @@ class Options(settings.Options):
             dataflow_jobs.check_credentials()
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:
             arguments = self.arguments(directory)
-            names = [f"--job_name={self.job_name}-{job}" for job in _JOBS]
+            names = [f"--job_name={self.job_name}-{job}" for job in jobs]
             yield dataflow_jobs.pipelines(arguments, names)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:

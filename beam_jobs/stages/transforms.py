@@ -8,14 +8,16 @@ Expected failures are written to notes, because runners replace exceptions by te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress
-from beam_jobs.errors import FeedlineError, Unreadable
+from beam_jobs.common.system import Progress, cores, local_progress
+from beam_jobs.dataset import manifest, verify
+from beam_jobs.dataset.verify import Unit, UnitChecker
+from beam_jobs.errors import DatasetChanged, FeedlineError, Unreadable
 from beam_jobs.planning.planned_rows import PlannedShard
 from beam_jobs.runners.beam_job import Tally
 from beam_jobs.stages import examine, resume, write
@@ -91,12 +93,54 @@ class WriteShards(beam.PTransform):
         return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), parse)
 
 
+@dataclass
+class CheckUnits(beam.PTransform):
+    """Checks the shards and the image table of a dataset; the results are files, the elements their names.
+
+    Attributes:
+      directory: directory of the dataset.
+      work: directory of the reports.
+      digest: digest of the manifest.
+      threads: threads per worker; 0 is one per core.
+      units: the units, for the tally.
+    """
+
+    directory: str
+    work: str
+    digest: str
+    threads: int
+    units: Sequence[Unit] = ()
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
+        """Builds the stage."""
+        return (
+            root
+            | "Start" >> beam.Impulse()  # bytes
+            | "ListUnits" >> beam.FlatMap(_list_units, self.directory)  # Unit
+            | "SpreadUnits" >> beam.Reshuffle()  # Unit
+            | "Check" >> beam.ParDo(_Check(self.directory, self.work, self.digest, self.threads))  # str: name of a file
+        )
+
+    def tally(self) -> Tally:
+        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
+
+        def parse(_: str, report: bytes) -> Progress:
+            values = resume.parse_checked(report)
+            return Progress(values["records"], values["bytes"])
+
+        return Tally(self.work, (unit.name for unit in self.units), parse)
+
+
 def _read_buckets(_: bytes, path: str) -> Iterator[Bucket]:
     return (Bucket(**values) for values in resume.read_units(path))
 
 
 def _read_shards(_: bytes, path: str) -> Iterator[ShardTask]:
     return (ShardTask(**{**values, "rows": PlannedShard(**values["rows"])}) for values in resume.read_units(path))
+
+
+def _list_units(_: bytes, directory: str) -> list[Unit]:
+    return verify.list_units(manifest.load(directory))
 
 
 class _Examine(beam.DoFn):
@@ -134,6 +178,24 @@ class _Write(beam.DoFn):
         _count("WriteShards", images=sidecar.records, bytes=sidecar.shard.bytes if written else 0)
         _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
         yield shard.name
+
+
+class _Check(beam.DoFn):
+    def __init__(self, directory: str, work: str, digest: str, threads: int) -> None:
+        self._directory, self._work, self._digest, self._threads = directory, work, digest, threads
+
+    def setup(self) -> None:
+        dataset = manifest.load(self._directory)
+        if dataset.digest != self._digest:
+            raise DatasetChanged(f"{self._directory} was replaced while it was verified; run the command again")
+        self._checker = UnitChecker(self._directory, dataset, self._threads or cores())
+
+    def process(self, unit: Unit) -> Iterator[str]:
+        report = self._checker.check(Unit(*unit))
+        resume.write_checked(storage.join(self._work, unit.name), asdict(report))
+        local_progress.add(Progress(report.records, report.bytes))
+        _count("CheckUnits", images=report.records, bytes=report.bytes, problems=len(report.problems))
+        yield unit.name
 
 
 def _count(transform: str, **numbers: int) -> None:

@@ -140,7 +140,7 @@ class ShardTask:
     @property
     def part_name(self) -> str:
         """File name of its part of the image table."""
-        return f"part-{unit_name(self)}.parquet"
+        return shards.part_name(self.split, self.index)
 
 
 @dataclass(frozen=True, kw_only=True)

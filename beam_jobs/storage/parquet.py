@@ -14,7 +14,7 @@ import contextlib
 import io
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from beam_jobs import stack
 
+_NO_VALUES: Mapping[str, Any] = {}
 _PICKLED_TYPE = "arrow.py_extension_type"
 
 
@@ -88,35 +89,59 @@ class _ColumnSize:
         self.bytes += values * (value_bytes + _VALUE_BYTES)
 
 
-def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[pa.RecordBatch]:
+def batches(
+    stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0, values: Mapping[str, Any] = _NO_VALUES
+) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file in batches that fit in memory.
 
     Args:
       stream: seekable stream of the file.
       columns: names of the columns to decode; None for all.
       rows: largest number of rows of a batch; 0 for `batch_rows`.
+      values: column -> value; row groups whose statistics exclude rows with these values are left out.
 
     Raises:
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
       OSError: the file cannot be read.
     """
-    for batch in _encoded_batches(stream, columns, rows):
+    for batch in _encoded_batches(stream, columns, rows, values):
         yield pa.RecordBatch.from_arrays([_decode_dictionary(column) for column in batch.columns], batch.schema.names)
 
 
 def rows_of(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[dict[str, Any]]:
     """Yields the rows of a file as Python values; see `batches`. A value of a dictionary is converted once a batch."""
-    for batch in _encoded_batches(stream, columns, rows):
+    for batch in _encoded_batches(stream, columns, rows, _NO_VALUES):
         for values in zip(*map(_to_pylist, batch.columns), strict=True):
             yield dict(zip(batch.schema.names, values, strict=True))
 
 
-def _encoded_batches(stream: BinaryIO, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
+def _encoded_batches(
+    stream: BinaryIO, columns: Sequence[str] | None, rows: int, values: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
     # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
     # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    rows = rows or _rows_at_once(_measure_columns(stream, file.metadata, columns))
-    return file.iter_batches(rows, columns=columns, use_threads=False)
+    groups = _select_groups(file.metadata, values)
+    rows = rows or _rows_at_once(_measure_columns(stream, file.metadata, columns, groups))
+    return file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+
+
+def _select_groups(metadata: pq.FileMetaData, values: Mapping[str, Any]) -> list[int]:
+    """Returns the row groups whose statistics do not exclude a row with these values of columns."""
+    groups = list(range(metadata.num_row_groups))
+    for index in range(metadata.num_columns) if values else ():
+        name = metadata.schema.column(index).path
+        if name in values:
+            groups = [
+                group for group in groups if _may_have(metadata.row_group(group).column(index).statistics, values[name])
+            ]
+    return groups
+
+
+def _may_have(statistics: Any, value: Any) -> bool:
+    # A damaged file may have a column of another type, which is found when it is read.
+    is_known = statistics and statistics.has_min_max and isinstance(statistics.min, type(value))
+    return not is_known or statistics.min <= value <= statistics.max
 
 
 def _to_pylist(column: pa.Array) -> list[Any]:
@@ -170,10 +195,12 @@ def read(stream: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
     return pa.Table.from_batches(decoded)
 
 
-def table_batches(stream: BinaryIO, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def table_batches(
+    stream: BinaryIO, columns: Sequence[str] | None = None, values: Mapping[str, Any] = _NO_VALUES
+) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file as `batches` does, within the limit of the decoded size of a table."""
     size, allowed = 0, _allowed_bytes(stream)
-    for batch in batches(stream, columns):
+    for batch in batches(stream, columns, values=values):
         size += batch.nbytes
         if size > allowed:
             length = stream.seek(0, os.SEEK_END)
@@ -185,8 +212,10 @@ def _allowed_bytes(stream: BinaryIO) -> int:
     return _TABLE_BYTES + _TABLE_RATIO * stream.seek(0, os.SEEK_END)
 
 
-def _measure_columns(stream: BinaryIO, metadata: pq.FileMetaData, columns: Sequence[str] | None) -> list[_ColumnSize]:
-    """Returns the sizes of the columns.
+def _measure_columns(
+    stream: BinaryIO, metadata: pq.FileMetaData, columns: Sequence[str] | None, groups: Sequence[int] | None = None
+) -> list[_ColumnSize]:
+    """Returns the sizes of the columns, in some row groups, or in all.
 
     Raises:
       pa.ArrowInvalid: the file is damaged, or over a limit.
@@ -198,7 +227,7 @@ def _measure_columns(stream: BinaryIO, metadata: pq.FileMetaData, columns: Seque
         if columns is not None and column.path.partition(".")[0] not in columns and column.path not in columns:
             continue
         column_size = _ColumnSize()
-        for group in range(metadata.num_row_groups):
+        for group in range(metadata.num_row_groups) if groups is None else groups:
             chunk = metadata.row_group(group).column(index)
             _measure_chunk(stream, chunk, column, _PAGE_BYTES + _PAGE_RATIO * size, column_size)
         if not column.max_repetition_level:

@@ -29,7 +29,7 @@ _DEFAULT = "local"
 
 
 def engine_options(function: F) -> F:
-    """Adds `--config`, `--runner` and `--runner-option` to a command; `parse_engine` reads their values."""
+    """Adds `--runner` and `--runner-option` to a command; `parse_engine` reads their values."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -74,7 +74,6 @@ def _parse_assignment(assignment: str, option_fields: Mapping[str, OptionField])
 
 
 _OPTIONS = (
-    config_option("YAML file of settings; its sections engine and ingest are read, and options win over them."),
     click.option(
         "--runner",
         type=click.Choice(ENGINES),
@@ -104,6 +103,7 @@ _OPTIONS = (
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not have yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
 @click.option("--dry-run", is_flag=True, help="Only say what would run, how long it would take and what it needs.")
+@config_option("YAML file of settings; its sections engine and ingest are read, and options win over them.")
 @engine_options
 @ingest_options
 @json_option

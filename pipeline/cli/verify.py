@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from beam_jobs.common.strings import WARNING, plural
 from beam_jobs.common.system import cores
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.runners import Engine, LocalEngine
 from pipeline.cli.click_groups import DIR, Command
-from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.common import config_option, echo, json_option, print_json, watch_progress
+from pipeline.cli.ingest import engine_options, parse_engine
 from pipeline.runs import signals
 
+if TYPE_CHECKING:
+    from beam_jobs.dataset.verify import Verification
+
 _MAX_LINES = 20
+_JOBS = ("verify",)
 
 
 @click.command("verify", cls=Command)
@@ -24,30 +31,58 @@ _MAX_LINES = 20
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=0,
-    help="Threads that decode; 0 is one per core.  [default: 0]",
+    help="Threads that decode, of each worker; 0 is one per core.  [default: 0]",
 )
+@click.option(
+    "--work",
+    type=DIR,
+    default="",
+    help="New directory for the reports of the workers of another runner than local, which they can reach; it is "
+    "removed at the end.",
+)
+@config_option("YAML file of settings; its section engine is read, and options win over it.")
+@engine_options
 @json_option
-def command(dataset: str, threads: int, as_json: bool) -> None:
+def command(
+    dataset: str,
+    threads: int,
+    work: str,
+    config_path: str | None,
+    runner: str | None,
+    runner_options: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Read DATASET back: every checksum, count and image.
 
-    Every image is decoded. The exit code is 0 when all is sound and 3 when something is not. Copies, groups and grouped
-    near duplicates that lie in several splits are warnings.
+    Every image is decoded, in this process or by the workers of --runner. The exit code is 0 when all is sound and 3
+    when something is not. Copies, groups and grouped near duplicates that lie in several splits are warnings.
+
+    The runner and its settings come from the section `engine` of --config, then from the environment
+    (FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
 
     \b
     Examples:
       feedline verify dataset
       feedline verify gs://bucket/dataset --json
+      feedline verify gs://bucket/dataset --work gs://bucket/tmp -c pipeline.yaml
     """
     from dataclasses import asdict
 
     from beam_jobs.dataset.verify import verify
+    from pipeline.settings.layers import gather
 
+    settings = gather(config_path, {}, ())
+    with settings.annotate_errors():
+        engine = parse_engine(runner, runner_options, settings.values.get("engine"))
     # PyArrow imports pandas, if installed, at its first comparison, and drops a signal during that import.
     signals.hold()
-    with suppress(ImportError):
+    with contextlib.suppress(ImportError):
         importlib.import_module("pandas")
     signals.install()
-    result = verify(dataset, threads or cores())
+    if isinstance(engine, LocalEngine):
+        result = verify(dataset, threads or cores())
+    else:
+        result = _verify_on_runner(dataset, engine, work, threads)
     if as_json:
         print_json(asdict(result))
     if result.problems:
@@ -64,3 +99,17 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
         if len(result.leaks) > _MAX_LINES:
             echo(f"{WARNING}and {len(result.leaks) - _MAX_LINES} more sets of images that lie in several splits")
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")
+
+
+def _verify_on_runner(dataset: str, engine: Engine, work: str, threads: int) -> Verification:
+    if not work:
+        raise OptionError(f"--work is not set; the workers of {engine.name} write reports: name a new directory")
+    for name, path in (("DATASET", dataset), ("--work", work)):
+        if engine.name == "dataflow" and not path.startswith("gs://"):
+            raise OptionError(
+                f"{name} is {path!r}; workers of Dataflow need a directory in a bucket, as gs://bucket/name"
+            )
+    from beam_jobs.stages.verify_job import verify_on_runner
+
+    with engine.open(_JOBS) as make_pipeline:
+        return verify_on_runner(dataset, make_pipeline, work, threads, watch_progress)

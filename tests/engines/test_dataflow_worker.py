@@ -24,7 +24,8 @@ from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
 from beam_jobs.stages.examine import ExamineTask
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import CheckUnits, ExamineBuckets, WriteShards
+from beam_jobs.stages.verify_job import verify_on_runner
 from beam_jobs.stages.write import WriteTask
 from tests.beam_jobs.runs import shards_under
 from tests.command import feedline
@@ -89,7 +90,12 @@ def payloads(directory: Path) -> list[str]:
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=1)
     write = WriteTask(reader=reader, out="gs://photos/out")
     files = []
-    for stage in (ExamineBuckets("gs://photos/list", examine), WriteShards("gs://photos/list", write)):
+    stages = (
+        ExamineBuckets("gs://photos/list", examine),
+        WriteShards("gs://photos/list", write),
+        CheckUnits("gs://photos/out", "gs://photos/work", "digest", 1),
+    )
+    for stage in stages:
         pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))
         _ = pipeline | stage
         for code in dataflow_jobs.pickled_functions(pipeline.to_runner_api()).values():
@@ -103,9 +109,8 @@ def test_every_step_loads_where_only_the_wheel_is_installed(worker_python, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {"beam_jobs.stages.transforms._Examine", "beam_jobs.stages.transforms._Write"} <= set(
-        found["steps"].values()
-    )
+    steps = {f"beam_jobs.stages.transforms.{name}" for name in ("_Examine", "_Write", "_Check")}
+    assert steps <= set(found["steps"].values())
     assert found["from"].startswith(str(Path(worker_python).parent.parent))
     assert not found["tfx"]
 
@@ -119,7 +124,12 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         name: storage.read_bytes(f"{out}/{name}") for name, *_ in storage.walk_files(out) if name.endswith(".tfrecord")
     }
     assert written == shards_under(dataset)
-    assert [job.description["name"] for job in service.jobs] == ["feedline-examine", "feedline-write"]
+    with chosen.open(["verify"]) as make_pipeline:
+        result = verify_on_runner(out, make_pipeline, f"{bucket.url}/reports")
+    assert (result.records, result.problems) == (24, [])
+    assert not storage.list_files(f"{bucket.url}/reports")
+    names = [job.description["name"] for job in service.jobs]
+    assert names == ["feedline-examine", "feedline-write", "feedline-verify"]
     for job in service.jobs:
         pool = job.description["environment"]["workerPools"][0]
         assert pool["numWorkers"] == 2

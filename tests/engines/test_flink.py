@@ -91,6 +91,17 @@ def test_the_command_on_an_embedded_cluster_makes_the_bytes_of_the_in_process_ru
     assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
 
 
+def test_verify_on_an_embedded_cluster_finds_what_this_process_finds(jar, dataset, tmp_path):
+    shard = next((dataset / "Split-train").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (_, here), (_, there) = commands(jar)
+    there = [*there, "--work", tmp_path / "work"]
+    expected, done = (feedline("verify", dataset, "--json", *more) for more in (here, there))
+    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout) == (3, expected.stdout), done.stderr
+    assert str(shard) in done.stdout
+    assert not (tmp_path / "work").exists()
+
+
 def commands(jar: str) -> tuple[tuple[str, list[str]], ...]:
     settings = {"parallelism": 2, "job_server_jar": jar, "java_memory": "768m"}
     flink = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]

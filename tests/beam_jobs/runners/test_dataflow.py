@@ -18,7 +18,7 @@ from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import machine_cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import CheckUnits, ExamineBuckets, WriteShards
 from beam_jobs.stages.write import WriteTask
 
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
@@ -60,11 +60,12 @@ def digest(number: int) -> str:
 
 
 def stages(work: str = WORK) -> list[beam.PTransform]:
-    """Returns the two jobs of an ingest."""
+    """Returns the jobs of an ingest, and that of `verify`."""
     reader = Reader(base="gs://my-bucket-of-photos/photos", max_bytes=1, work=work)
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=4)
     units = f"{work}/units/0123456789abcdef.jsonl"
-    return [ExamineBuckets(units, examine), WriteShards(units, WriteTask(reader=reader, out=work[:-6]))]
+    write = WriteShards(units, WriteTask(reader=reader, out=work[:-6]))
+    return [ExamineBuckets(units, examine), write, CheckUnits(work[:-6], f"{work}/reports", digest(0), 0)]
 
 
 def sent(stage: beam.PTransform, tmp_path):
@@ -169,14 +170,14 @@ def test_the_name_of_a_machine_has_its_cores(name, count):
     assert machine_cores(name) == count
 
 
-@pytest.mark.parametrize("stage", stages(), ids=["examine", "write"])
+@pytest.mark.parametrize("stage", stages(), ids=["examine", "write", "verify"])
 def test_jobs_are_small_and_hold_nothing_of_main(no_network, tmp_path, stage):
     job = sent(stage, tmp_path)
     graph = job.proto_pipeline
     assert graph.ByteSize() < 100_000
     assert len(job.json()) < 100_000
     found = dataflow_jobs.pickled_functions(graph)
-    assert any(name.endswith(("/Examine", "/Write")) for name in found)
+    assert any(name.endswith(("/Examine", "/Write", "/Check")) for name in found)
     for code in found.values():
         assert "__main__" not in set(dataflow_jobs.pickled_words(code))
 

@@ -1,0 +1,58 @@
+"""Verify on a Beam runner: workers read the shards and the image table, this process the reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from beam_jobs import storage
+from beam_jobs.common.system import Progress, map_ordered
+from beam_jobs.dataset import verify
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.dataset.verify import Unit, UnitReport, Verification
+from beam_jobs.errors import OptionError
+from beam_jobs.runners.beam_job import MakePipeline, Watch, no_watch, run_job
+from beam_jobs.stages import resume
+from beam_jobs.stages.transforms import CheckUnits
+
+
+def verify_on_runner(
+    directory: str, make_pipeline: MakePipeline, work: str, threads: int = 0, watch: Watch = no_watch
+) -> Verification:
+    """Checks a dataset as `verify_dataset` does, its shards and its image table by a Beam job.
+
+    Args:
+      directory: directory of a published dataset, which the workers can reach.
+      make_pipeline: creates the pipeline.
+      work: new directory of the reports of the workers, which they can reach; it is removed at the end.
+      threads: threads per worker; 0 is one per core.
+      watch: shows the progress.
+
+    Raises:
+      SourceError: the directory is not a dataset.
+      CorruptDataset: `dataset.json` cannot be used.
+      OptionError: `work` is not empty.
+      DatasetChanged: the dataset was replaced during the job.
+      FeedlineError: the runner failed.
+    """
+
+    def check(dataset: Manifest, units: Sequence[Unit]) -> Iterator[UnitReport]:
+        transform = CheckUnits(directory=directory, work=work, digest=dataset.digest, threads=threads, units=units)
+        total = Progress(sum(info.records for info in dataset.splits.values()))
+        run_job("verifying", total, transform, make_pipeline, watch)
+        yield from map_ordered(partial(_read_report, work), units, resume.seal_threads(work))
+
+    # Workers have other current directories.
+    directory, work = (path if storage.is_remote(path) else os.path.abspath(path) for path in (directory, work))
+    if storage.list_files(work) or storage.list_dirs(work):
+        raise OptionError(f"{work} is not empty; name a new directory")
+    storage.make_dirs(work)
+    try:
+        return verify.verify(directory, check_units=check)
+    finally:
+        storage.remove_tree(work)
+
+
+def _read_report(work: str, unit: Unit) -> UnitReport:
+    return UnitReport(**resume.read_checked(storage.join(work, unit.name)))

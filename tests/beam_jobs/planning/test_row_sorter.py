@@ -1,0 +1,77 @@
+"""Rows are sorted by place, hash and key, in memory or through a file, within the limits of a batch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from beam_jobs.errors import DiskError
+from beam_jobs.planning import row_sorter
+from beam_jobs.planning.row_sorter import RowSorter
+
+PLACES = 3
+
+
+def rows(count: int, seed: int = 0) -> pa.Table:
+    random = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "place": random.integers(0, PLACES, count),
+            "order_hash": random.integers(0, 2**64, count, np.uint64),
+            "key": [f"key-{number}" for number in random.permutation(count)],
+            "values": [["a"] * (number % 3) for number in range(count)],
+        }
+    )
+
+
+def sort(tables: list[pa.Table], path, places: int = PLACES) -> list[pa.Table]:
+    """Returns the sorted rows of each place."""
+    with ThreadPoolExecutor(2) as pool, closing(RowSorter(str(path), sum(map(len, tables)), pool)) as sorter:
+        for table in tables:
+            sorter.add(table)
+        sorter.finish()
+        return [pa.concat_tables([tables[0].slice(0, 0), *sorter.read(place)]) for place in range(places)]
+
+
+@pytest.mark.parametrize("written", ["none", "some", "all"])
+def test_rows_of_each_place_are_in_the_order_of_hash_and_key(written, tmp_path, monkeypatch):
+    tables = [rows(1000, seed) for seed in range(5)]
+    limit = {"none": 1 << 30, "some": 2 * tables[0].nbytes, "all": 1}[written]
+    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", limit)
+    monkeypatch.setattr(row_sorter, "_SORTED_BYTES", tables[0].nbytes // 10)
+    keys = [(name, "ascending") for name in ("place", "order_hash", "key")]
+    expected = pa.concat_tables(tables).sort_by(keys)
+    assert pa.concat_tables(sort(tables, tmp_path / "rows")).equals(expected)
+    assert (tmp_path / "rows").exists() is (written != "none")
+
+
+def test_equal_hashes_are_ordered_by_key(tmp_path):
+    table = pa.table({"place": [0] * 3, "order_hash": pa.array([7] * 3, pa.uint64()), "key": ["c", "a", "b"]})
+    assert sort([table], tmp_path / "rows")[0]["key"].to_pylist() == ["a", "b", "c"]
+
+
+def test_no_rows_and_no_rows_of_a_place(tmp_path):
+    table = rows(10).filter(pc.equal(rows(10)["place"], 1))
+    assert [len(part) for part in sort([table], tmp_path / "rows")] == [0, len(table), 0]
+
+
+def test_few_rows_are_sorted_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", 1)
+    table = rows(20_000)
+    monkeypatch.setattr(row_sorter, "_SORTED_BYTES", table.nbytes // 20)
+    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(tmp_path / "rows"), len(table), pool)) as sorter:
+        sorter.add(table)
+        sorter.finish()
+        sizes = [part.nbytes for place in range(PLACES) for part in sorter.read(place)]
+    assert max(sizes) < table.nbytes / 10
+
+
+def test_a_full_disk_is_one_line(monkeypatch):
+    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", 1)
+    with pytest.raises(DiskError, match="No space left on device while planning"):
+        sort([rows(10_000)], "/dev/full")
