@@ -39,11 +39,10 @@ _FACTS_VIEW = """
     FROM read_parquet([{paths}], filename = true, file_row_number = true) AS rows JOIN files USING (filename)"""
 # Kind of labels -> the labels of a new image.
 _LABELS = {"single": "[label]", "multi": "annotated_labels", "none": "[]::VARCHAR[]"}
-# Objects are about as long in a record as their annotations are in JSON.
 _NEW_IMAGES = """
     INSERT INTO images BY NAME
     SELECT id, true AS is_new, false AS written, "group" AS group_name, split, {labels} AS labels,
-        annotated_labels || object_labels AS annotated, '' AS near, bytes + strlen(annotations) + {overhead} AS size,
+        annotated_labels || object_labels AS annotated, '' AS near,
         order_hash, content_hash{appearance}
     FROM facts"""
 
@@ -79,12 +78,13 @@ class ImageTables(Database):
         paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
         rows = dict(zip(*self.query(_FILE_ROWS.format(paths=paths)).to_pydict().values(), strict=True))
         starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=self.old)
-        self.insert("files", pa.table({"filename": pa.array(self.facts), "start": pa.array(starts)}))
+        counts = [rows[path] for path in self.facts]
+        self.insert("files", pa.table({"filename": self.facts, "start": pa.array(starts), "rows": counts}))
         self.run(_FACTS_VIEW.format(paths=paths))
         self.run(_NAMES.format(new=" UNION ALL SELECT id, key, sha256 FROM facts"))
         columns = "".join(f", {name}" for name in appearance)
         labels = _LABELS[self.label_kind]
-        self.run(_NEW_IMAGES.format(labels=labels, overhead=RECORD_OVERHEAD_BYTES, appearance=columns))
+        self.run(_NEW_IMAGES.format(labels=labels, appearance=columns))
         if self.new != sum(rows.values()):  # the database joins the facts by the names of their files
             raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {self.new} images are planned")
 
@@ -93,35 +93,23 @@ class ImageTables(Database):
         """Number of new images."""
         return self.number("SELECT count(*) FROM images WHERE is_new")
 
-    def join_facts(self, statement: str, columns: list[str], dictionaries: list[str]) -> Iterator[pa.Table]:
-        """Yields facts of the new images of a query, with the columns of the query; no other may run meanwhile.
+    @property
+    def facts_rows(self) -> int:
+        """Number of rows of the facts, rejected ones included."""
+        return self.number("SELECT sum(rows) FROM files") if self.facts else 0
+
+    def read_facts(self, columns: list[str], dictionaries: list[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yields the number of the first row and the rows of each file of the facts.
 
         Args:
-          statement: query of the `id` and other columns, in order of `id`.
           columns: names of columns of the facts.
           dictionaries: names of those that become dictionary arrays: indices of few different texts.
         """
         read = partial(schemas.read, columns=columns, dictionaries=dictionaries)
-        tables = self.tables(statement)
-        rows = next(tables, None)
-        start = self.old
+        first = 0
         for facts in map_ordered(read, self.facts, _READ_THREADS):
-            if rows is None:  # none of the images is wanted
-                return
-            end = start + len(facts)
-            while not len(rows) or rows["id"][-1].as_py() < end - 1:
-                following = next(tables, None)
-                if following is None:
-                    break
-                rows = pa.concat_tables([rows, following])
-            ids = rows["id"].to_numpy()
-            count = int(np.searchsorted(ids, end))
-            joined = facts if count == len(facts) else facts.take(pa.array(ids[:count] - start))
-            for name in rows.column_names[1:]:
-                joined = joined.append_column(name, rows[name].slice(0, count))
-            yield joined
-            rows = rows.slice(count)
-            start = end
+            yield first, facts
+            first += len(facts)
 
 
 @contextlib.contextmanager
@@ -180,6 +168,7 @@ _REPEATED_KEYS = """
         SELECT id FROM images WHERE is_new AND order_hash IN (
             SELECT order_hash FROM images WHERE is_new GROUP BY order_hash HAVING count(*) > 1)) USING (id)
     QUALIFY count(*) OVER (PARTITION BY key) > 1"""
+_REJECTED = "CREATE TABLE rejected (id BIGINT)"
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _LATER_ROWS = """
     SELECT id, key, uri FROM (
@@ -216,7 +205,6 @@ def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appeara
         "labels": labels,
         "annotated": annotated,
         "near": table["near"],
-        "size": pa.array(np.zeros(count, np.int64)),
         "order_hash": pa.array(np.zeros(count, np.uint64)),
         "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, _texts(table["sha256"]))),
     }
@@ -259,11 +247,12 @@ def _texts(column: pa.ChunkedArray) -> Iterator[str]:
 def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     """Removes all new images of a key but the first, by their other columns, and returns them."""
     tables.run(_REPEATED_KEYS)
+    tables.run(_REJECTED)
     if not tables.number("SELECT count(*) FROM repeated"):
         return ()
     rows = tables.query(_LATER_ROWS)
-    tables.insert("later", rows.select(["id"]))
-    tables.run("DELETE FROM images WHERE id IN (SELECT id FROM later)")
+    tables.add("rejected", rows.select(["id"]), create=False)
+    tables.run("DELETE FROM images WHERE id IN (SELECT id FROM rejected)")
     return tuple(_reject(row) for row in rows.select(["key", "uri"]).to_pylist())
 
 

@@ -21,11 +21,12 @@ from beam_jobs.dataset.schemas import Float32Changes
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import duplicates, splits
-from beam_jobs.planning.image_tables import ImageTables, open_tables
+from beam_jobs.planning.image_tables import RECORD_OVERHEAD_BYTES, ImageTables, open_tables
 from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.planning.row_sorter import RowSorter
 from beam_jobs.rejects import Reject
 
+_REJECTED = -1  # place of images that are not in the plan
 _NO_INDEX = -1  # `label_index` of images that have not exactly one label
 _ROW_GROUP = 1 << 16  # rows that are in no shard, at a time
 _MAX_EXAMPLES = 20
@@ -127,10 +128,10 @@ def make_plan(
     with open_tables(facts, existing, options, label_kind, spill) as (tables, rejects):
         _check_options(existing, options, label_kind, labels)
         duplicates.find_sets(tables, options)
-        splits.assign(tables, options)
+        places = splits.assign(tables, options)
         leaks = _leaks(tables, options)
         names = vocabulary(tables.query(_CLASSES)["name"].to_pylist(), labels)
-        rows = _PlannedRows(tables, existing, options, directory, names)
+        rows = _PlannedRows(tables, existing, options, directory, names, places)
         return Plan(
             labels=names,
             splits=tuple(rows.splits),
@@ -147,10 +148,12 @@ def make_plan(
 
 _CLASSES = "SELECT DISTINCT unnest(labels || annotated) AS name FROM images WHERE is_new"
 _SORTED_FACTS = [name for name in schemas.EXAMINED.names if name in schemas.PLANNED.names or name == "order_hash"]
-# `place` is the index of the split; {none} is that of the images that are in no split.
-_PLACES = """
-    SELECT id, coalesce(assigned.split, {none}) AS place, cluster, near_cluster AS near, size
-    FROM named LEFT JOIN assigned USING (id) WHERE is_new ORDER BY id"""
+_CLUSTERS = """
+    SELECT id, cluster, near_cluster AS near FROM named
+    WHERE is_new AND (cluster <> '' OR near_cluster <> '') ORDER BY id"""
+_NO_CLUSTERS = pa.table(
+    {"id": pa.array([], pa.int64()), "cluster": pa.array([], pa.string()), "near": pa.array([], pa.string())}
+)
 _EXISTING = "SELECT cluster, near_cluster AS near FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
     "clusters": "SELECT count(DISTINCT content) FROM copies",
@@ -245,8 +248,10 @@ class _PlannedRows:
         options: IngestOptions,
         directory: str,
         labels: tuple[str, ...],
+        places: np.ndarray,
     ) -> None:
         self._tables, self._options, self._directory, self._labels = tables, options, directory, labels
+        self._places = places
         self.float32_changes: dict[str, Float32Changes] = {}
         self.mask_values: set[int] = set()
         for old in schemas.read_images(existing, ["shard", "extra"]):
@@ -288,14 +293,11 @@ class _PlannedRows:
     def _sort(self, sorter: RowSorter, places: int) -> list[tuple[int, int]]:
         """Adds all rows to the sorter, and returns the number of images and the bytes of each place."""
         images, sizes = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        for rows in self._tables.join_facts(_PLACES.format(none=places - 1), _SORTED_FACTS, ["label"]):
+        for rows in _planned_facts(self._tables, self._places, self._labels):
             place = rows["place"].to_numpy()
             images += np.bincount(place, minlength=places)
             np.add.at(sizes, place, rows["size"].to_numpy())
-            labels = rows["label"].combine_chunks()
-            indices = _label_indices(labels, self._tables.label_kind, self._labels)
-            plain = rows.set_column(rows.column_names.index("label"), "label", labels.dictionary_decode())
-            sorter.add(plain.append_column("label_index", indices))
+            sorter.add(rows)
         sorter.finish()
         if images.sum() != self._tables.new:
             raise RuntimeError(f"the plan has {self._tables.new} new images, and places for {images.sum()}")
@@ -305,6 +307,48 @@ class _PlannedRows:
         schemas.count_float32_changes(self.float32_changes, rows["extra"])
         cells = pc.unique(rows["mask_values"]).to_pylist()
         self.mask_values |= {int(value) for cell in cells for value in cell.split()}
+
+
+def _planned_facts(tables: ImageTables, places: np.ndarray, labels: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields the facts of all new images but rejected ones, with the other columns of `PLANNED`, `place` and `size`."""
+    places[tables.column("SELECT id FROM rejected") - tables.old] = _REJECTED
+    clusters = _ClusterNames(tables)
+    for first, facts in tables.read_facts(_SORTED_FACTS, ["label"]):
+        place = places[first : first + len(facts)].astype(np.int64)
+        classes = facts["label"].combine_chunks()
+        # Objects are about as long in a record as their annotations are in JSON.
+        size = pc.add(pc.add(facts["bytes"], pc.binary_length(facts["annotations"])), RECORD_OVERHEAD_BYTES)
+        columns = {name: facts[name] for name in facts.column_names}
+        columns |= clusters.take(tables.old + first, len(facts))
+        columns |= {
+            "label": classes.dictionary_decode(),
+            "label_index": _label_indices(classes, tables.label_kind, labels),
+        }
+        rows = pa.table({**columns, "place": pa.array(place), "size": size})
+        yield rows.filter(pa.array(place != _REJECTED)) if (place == _REJECTED).any() else rows
+
+
+class _ClusterNames:
+    """The names of the sets of new images, in order of id: a stream, during which no statement may run."""
+
+    def __init__(self, tables: ImageTables) -> None:
+        self._tables = tables.tables(_CLUSTERS)
+        self._rows = next(self._tables, _NO_CLUSTERS)
+
+    def take(self, first: int, count: int) -> dict[str, pa.Array]:
+        """Returns the columns `cluster` and `near` of the next images, string[count]."""
+        rows, indices = self._rows, np.zeros(count, np.int64)
+        while not len(rows) or rows["id"][-1].as_py() < first + count - 1:
+            following = next(self._tables, None)
+            if following is None:
+                break
+            rows = pa.concat_tables([rows, following])
+        ids = rows["id"].to_numpy()
+        found = int(np.searchsorted(ids, first + count))
+        indices[ids[:found] - first] = np.arange(1, found + 1)
+        self._rows = rows.slice(found)
+        names = (pa.concat_arrays([pa.array([""]), *rows[name].slice(0, found).chunks]) for name in ("cluster", "near"))
+        return {name: texts.take(pa.array(indices)) for name, texts in zip(("cluster", "near"), names, strict=True)}
 
 
 def _shard_count(images: int, size: int, options: IngestOptions) -> int:

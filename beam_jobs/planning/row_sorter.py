@@ -60,8 +60,9 @@ class RowSorter:
 
     def add(self, rows: pa.Table) -> None:
         """Adds rows of one schema, with the number of their `place`."""
-        self._pending.append(rows)
-        self._pending_bytes += rows.nbytes
+        if len(rows):
+            self._pending.append(rows)
+            self._pending_bytes += rows.nbytes
         if self._pending_bytes >= _PENDING_BYTES:
             self._divide_pending(write=True)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,16 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.image_tables import ImageTables
 
+# The images that get a split. `has_mates`: other images may be in the same unit.
 _MEMBERS = """
-    CREATE TABLE members AS
-    SELECT related.id, group_name, labels, written,
-        {content} AS content, {hash} AS content_hash, is_copy OR {linked} AS is_shared,
-        coalesce(list_position($names, split) - 1, -1) AS requested
+    CREATE VIEW members AS
+    SELECT related.id, group_name, labels, written, {content} AS content, {hash} AS content_hash,
+        is_copy OR {linked} AS is_shared, is_shared OR group_name <> '' OR near <> '' AS has_mates,
+        coalesce(list_position({names}, split) - 1, -1) AS requested
     FROM related WHERE written OR (is_new AND is_first AND NOT is_surplus)"""
+_SINGLES = """
+    CREATE VIEW singles AS
+    SELECT id, labels, requested, content_hash AS unit FROM members WHERE NOT has_mates AND NOT written"""
 
 # The smallest group of the images of a content: the other groups of these images are linked to it.
 _CONTENT_GROUPS = """
@@ -45,35 +49,36 @@ _UNITS = """
     WITH grouped AS (
         SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
         FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared
-        WHERE is_shared OR members.group_name <> '')
-    SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit, true AS has_mates
+        WHERE has_mates)
+    SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit
     FROM grouped LEFT JOIN first_groups ON first_groups.group_name = unit_group
-    LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)
-    UNION ALL
-    SELECT id, labels, written, requested, content_hash, false
-    FROM members WHERE NOT is_shared AND group_name = ''"""
+    LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)"""
 
 # The lowest code of its images decides the split of a unit: 0 to count - 1 is the split in which an image already lies,
 # count to 2 count - 1 a requested split.
 _REQUESTS = """
     CREATE TABLE requests AS
     SELECT unit, min(CASE WHEN written THEN requested ELSE requested + {count} END) % {count} AS split
-    FROM units WHERE has_mates AND requested >= 0 GROUP BY unit"""
-
-_REQUESTED = """
+    FROM units WHERE requested >= 0 GROUP BY unit"""
+_ASSIGNED = """
     CREATE TABLE assigned AS
-    SELECT units.id, CASE WHEN requested >= 0 THEN requested ELSE requests.split END AS split
-    FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates
-    WHERE requested >= 0 OR requests.split IS NOT NULL"""
+    SELECT id, CASE WHEN requested >= 0 THEN requested ELSE requests.split END AS split
+    FROM units LEFT JOIN requests USING (unit) WHERE requested >= 0 OR requests.split IS NOT NULL"""
 _FREE = """
-    SELECT units.id, {columns} FROM units LEFT JOIN requests ON requests.unit = units.unit AND has_mates {join}
+    SELECT id, {columns} FROM units LEFT JOIN requests USING (unit) {join}
     WHERE requested < 0 AND requests.split IS NULL"""
+_SPLITS = {
+    "hash": "SELECT id, CASE WHEN requested >= 0 THEN requested ELSE {split} END AS split FROM singles",
+    "class": "SELECT id, requested AS split FROM singles WHERE requested >= 0",
+}
+_ASSIGNED_NEW = "SELECT id, split FROM assigned WHERE id >= {old}"
 
 
-def assign(tables: ImageTables, options: IngestOptions) -> None:
-    """Assigns a split to each image that is or will be in a shard: creates the table `assigned(id, split)`.
+def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
+    """Assigns a split to each image that is or will be in a shard.
 
-    `split` is an index in the order of the options. An image with a requested split gets that split. Its unit gets the
+    Creates the table `assigned(id, split)` of the images whose unit may have several. `split` is an index in the order
+    of the options. An image with a requested split gets that split. Its unit gets the
     split in which a member already lies, otherwise the first split that is requested for a member, otherwise a split by
     hash.
 
@@ -88,22 +93,33 @@ def assign(tables: ImageTables, options: IngestOptions) -> None:
     Args:
       tables: the images, after `duplicates.find_sets`.
       options: splits, shares, seed and policies.
+
+    Returns:
+      split of each row of the facts, int16[rows]; the number of splits for a row that is in no split.
     """
-    names, count = list(options.splits), len(options.splits)
+    count = len(options.splits)
     grouped = options.near_duplicates == "group"
     columns = {"content": "root", "hash": "root_hash", "linked": "is_linked"} if grouped else _OWN_CONTENT
-    tables.run(_MEMBERS.format(**columns), names=names)
+    names = ", ".join("'" + name.replace("'", "''") + "'" for name in options.splits)
+    tables.run(_MEMBERS.format(names=f"[{names}]", **columns))
+    tables.run(_SINGLES)
     tables.run(_CONTENT_GROUPS)
     tables.insert("first_groups", _first_groups(tables.query(_GROUP_LINKS)))
     tables.run(_UNITS)
-    tables.run("DROP TABLE members")
     tables.run(_REQUESTS.format(count=count))
-    tables.run(_REQUESTED)
+    tables.run(_ASSIGNED)
+    places = np.full(tables.facts_rows, count, np.int16)
     if options.stratify:
-        _assign_by_class(tables, options)
+        _assign_by_class(tables, options, places)
+        singles = _SPLITS["class"]
     else:
-        split = split_expression("units.unit", options.shares)
+        split = split_expression("unit", options.shares)
         tables.run(f"INSERT INTO assigned {_FREE.format(columns=f'{split} AS split', join='')}")
+        singles = _SPLITS["hash"].format(split=split)
+    for statement in (singles, _ASSIGNED_NEW.format(old=tables.old)):
+        for rows in tables.tables(statement):
+            places[rows["id"].to_numpy() - tables.old] = rows["split"].to_numpy()
+    return places
 
 
 _OWN_CONTENT = {"content": "content", "hash": "content_hash", "linked": "false"}
@@ -130,16 +146,19 @@ def _first_groups(links: pa.Table) -> pa.Table:
 
 
 # Rare classes are the ones that a split may miss.
+_NEW_LABELS = """
+    CREATE VIEW new_labels AS
+    SELECT labels FROM units WHERE NOT written UNION ALL SELECT labels FROM singles"""
 _RAREST_LABELS = """
     CREATE TABLE rarest_labels AS
-    WITH counts AS (SELECT label, count(*) AS images FROM
-        (SELECT unnest(labels) AS label FROM units WHERE NOT written) GROUP BY label)
+    WITH counts AS (
+        SELECT label, count(*) AS images FROM (SELECT unnest(labels) AS label FROM new_labels) GROUP BY label)
     SELECT labels, arg_min(label, (images, label)) AS rarest FROM
-        (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM units WHERE NOT written))
+        (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM new_labels))
     JOIN counts USING (label) GROUP BY labels"""
 _UNIT_CLASSES = """
     CREATE TABLE unit_classes AS
-    SELECT unit, class, count(*) AS images FROM free_images WHERE has_mates GROUP BY unit, class"""
+    SELECT unit, class, count(*) AS images FROM free_images GROUP BY unit, class"""
 # The most frequent class of a unit; of equally frequent ones the first by name.
 _MAIN_CLASSES = """
     CREATE TABLE main_classes AS
@@ -148,43 +167,50 @@ _OTHER_CLASSES = """
     CREATE TABLE other_classes AS
     SELECT unit, main_classes.class AS main, unit_classes.class, images
     FROM unit_classes JOIN main_classes USING (unit) WHERE unit_classes.class <> main_classes.class"""
+# `id` is that of a single image, -1 for a unit that may have several.
 _UNITS_BY_CLASS = """
-    WITH units AS (
-        SELECT class, unit, 1 AS size FROM free_images WHERE NOT has_mates
-        UNION ALL SELECT class, unit, size FROM main_classes),
+    WITH sized AS (
+        SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
+        UNION ALL SELECT class, unit, size, -1 FROM main_classes),
     others AS (SELECT main AS class, sum(images) AS images FROM other_classes GROUP BY main)
-    SELECT class, unit, size FROM units LEFT JOIN others USING (class)
+    SELECT class, unit, size, id FROM sized LEFT JOIN others USING (class)
     ORDER BY coalesce(others.images, 0) DESC, class, unit"""
 _FREE_SPLITS = """
     INSERT INTO assigned
-    WITH units AS (
-        SELECT id, unit, class FROM free_images WHERE NOT has_mates
-        UNION ALL
-        SELECT id, unit, main_classes.class FROM free_images JOIN main_classes USING (unit) WHERE has_mates)
-    SELECT id, split FROM units ASOF JOIN runs ON units.class = runs.class AND units.unit >= runs.start"""
+    WITH free AS (SELECT id, unit, main_classes.class FROM free_images JOIN main_classes USING (unit))
+    SELECT id, split FROM free ASOF JOIN runs ON free.class = runs.class AND free.unit >= runs.start"""
 
 
-def _assign_by_class(tables: ImageTables, options: IngestOptions) -> None:
-    """Divides each class: adds the images without a request to the table `assigned`."""
-    label, join = "units.labels[1]", ""
+def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.ndarray) -> None:
+    """Divides each class: sets the splits of single images, and adds the others to the table `assigned`."""
+    label, join = "labels[1]", ""
     if tables.label_kind != "single":
+        tables.run(_NEW_LABELS)
         tables.run(_RAREST_LABELS)
-        label, join = "rarest", "LEFT JOIN rarest_labels ON rarest_labels.labels = units.labels"
-    columns = f"units.unit, has_mates, coalesce({label}, '') AS class"
-    tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=columns, join=join)}")
+        label, join = "rarest", "LEFT JOIN rarest_labels USING (labels)"
+    label = f"coalesce({label}, '')"
+    tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=f'unit, {label} AS class', join=join)}")
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES):
         tables.run(statement)
-    tables.insert("runs", _divide_classes(tables, list(options.shares.values())))
+    units = tables.tables(_UNITS_BY_CLASS.format(label=label, join=join))
+    tables.insert("runs", _divide_classes(units, _others(tables), list(options.shares.values()), places, tables.old))
     tables.run(_FREE_SPLITS)
 
 
-def _divide_classes(tables: ImageTables, shares: list[float]) -> pa.Table:
-    """Returns the splits of the units of each class, as runs of hashes: `class`, `start` of the run, `split`."""
-    others = _others(tables)
+def _divide_classes(
+    tables: Iterable[pa.Table],
+    others: Mapping[str, Sequence[tuple[int, str, int]]],
+    shares: list[float],
+    places: np.ndarray,
+    first: int,
+) -> pa.Table:
+    """Sets the splits of single images; returns those of units as runs of hashes: `class`, `start`, `split`."""
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
     runs: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for name, units, sizes in _class_units(tables):
+    for name, units, sizes, ids in _class_units(tables):
         assigned = divide_class(sizes, counts[name], shares)
+        is_single = ids >= 0
+        places[ids[is_single] - first] = assigned[is_single]
         starts = near_duplicates.run_starts(assigned)
         runs.append((name, units[starts], assigned[starts]))
         for unit, other, number in others[name]:
@@ -208,12 +234,10 @@ def _others(tables: ImageTables) -> Mapping[str, Sequence[tuple[int, str, int]]]
     return others
 
 
-def _class_units(tables: ImageTables) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields the name, the hashes of the units in ascending order, and their sizes in images, of each class."""
+def _class_units(tables: Iterable[pa.Table]) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields the name, and the hashes of the units in ascending order, their sizes in images and ids, of each class."""
     pending: list[pa.RecordBatch] = []
-    for batch in itertools.chain.from_iterable(
-        table.combine_chunks().to_batches() for table in tables.tables(_UNITS_BY_CLASS)
-    ):
+    for batch in itertools.chain.from_iterable(table.combine_chunks().to_batches() for table in tables):
         names = batch.column(0)
         changes = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]
@@ -227,9 +251,10 @@ def _class_units(tables: ImageTables) -> Iterator[tuple[str, np.ndarray, np.ndar
         yield _class_arrays(pending)
 
 
-def _class_arrays(batches: list[pa.RecordBatch]) -> tuple[str, np.ndarray, np.ndarray]:
+def _class_arrays(batches: list[pa.RecordBatch]) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
     table = pa.Table.from_batches(batches)
-    return table["class"][0].as_py(), table["unit"].to_numpy(), table["size"].to_numpy().astype(np.int64)
+    units, sizes, ids = (table[name].to_numpy() for name in ("unit", "size", "id"))
+    return table["class"][0].as_py(), units, sizes.astype(np.int64), ids
 
 
 def _target_counts(total: int, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:

@@ -188,7 +188,13 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
     ("module", "name", "part", "losing", "message"),
     [
         (image_tables, "_NEW_IMAGES", "FROM facts", "WHERE id > 0", "the facts have 40 rows, and 39 images .*"),
-        (plan, "_PLACES", "WHERE is_new", "AND id > 0", "the plan has 40 new images, and places for 39"),
+        (
+            image_tables,
+            "_REJECTED",
+            "BIGINT)",
+            "; INSERT INTO rejected VALUES (0)",
+            "the plan has 40 new images, .* 39",
+        ),
     ],
 )
 def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch, module, name, part, losing, message):

@@ -20,12 +20,15 @@ from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_r
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 
 
-def query(rows, options, column: str, table: str, label_kind: str = "single") -> list:
-    """Returns a column of a table after the splits are assigned, in the order of the rows."""
+_UNITS = "SELECT unit FROM (SELECT id, unit FROM units UNION ALL SELECT id, unit FROM singles) ORDER BY id"
+
+
+def assigned(rows, options, statement: str = _UNITS, label_kind: str = "single") -> tuple[list[int], list]:
+    """Returns the split of each image, and the only column of a query."""
     with open_tables(facts_of([examined(*rows)], options.seed), (), options, label_kind) as (images, _):
         find_sets(images, options)
-        splits.assign(images, options)
-        return images.column(f"SELECT {column} FROM {table} ORDER BY id").tolist()
+        places = splits.assign(images, options)
+        return places.tolist(), images.column(statement).tolist()
 
 
 def units(groups, contents, looks=None) -> list[int]:
@@ -35,7 +38,7 @@ def units(groups, contents, looks=None) -> list[int]:
         look = int(sha(str(content if looks is None else looks[content]))[:16], 16) - (1 << 63)
         facts = make_facts(str(content), dhash=look, var_rgb=(900.0,) * 3)
         rows.append((make_ref(f"{number:03d}", group=group), facts))
-    return query(rows, replace(THREE, near_duplicates="off" if looks is None else "group"), "unit", "units")
+    return assigned(rows, replace(THREE, near_duplicates="off" if looks is None else "group"))[1]
 
 
 def assign(sizes, options=THREE, requested=None, classes=None) -> list[int]:
@@ -46,7 +49,7 @@ def assign(sizes, options=THREE, requested=None, classes=None) -> list[int]:
         group = f"unit {unit}" if sizes[unit] > 1 else ""
         label = "" if classes is None else f"class {classes[number]:03d}"
         rows.append((make_ref(f"{number:06d}", label=label, group=group, split=split), make_facts(str(number))))
-    return query(rows, replace(options, stratify=classes is not None), "split", "assigned")
+    return assigned(rows, replace(options, stratify=classes is not None))[0]
 
 
 def stratify(sizes, options=THREE) -> list[int]:
@@ -88,7 +91,7 @@ def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_
 def test_groups_are_in_the_splits_that_are_on_disk(seed, in_eval):
     names = "abcdefghijklmnopqrstuvwxyz"
     rows = [(make_ref(name, group=name), make_facts(name)) for name in names]
-    found = query(rows, make_options(seed=seed, splits={"train": 0.8, "eval": 0.2}), "split", "assigned")
+    found, _ = assigned(rows, make_options(seed=seed, splits={"train": 0.8, "eval": 0.2}))
     assert "".join(name for name, split in zip(names, found, strict=True) if split) == in_eval
 
 
@@ -104,8 +107,7 @@ def test_a_split_whose_share_grows_loses_no_image(numbers, share, more):
     larger = share + (0.99 - share) * more
     rows = [(make_ref(f"{number}"), make_facts(str(number))) for number in sorted(numbers)]
     before, after = (
-        query(rows, make_options(splits={"train": part, "eval": 1 - part}), "split", "assigned")
-        for part in (share, larger)
+        assigned(rows, make_options(splits={"train": part, "eval": 1 - part}))[0] for part in (share, larger)
     )
     assert all(was == 1 or now == 0 for was, now in zip(before, after, strict=True))
 
@@ -190,8 +192,8 @@ def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
 
 def test_of_equally_frequent_classes_a_unit_belongs_to_the_first():
     rows = [(make_ref(str(n), label="abb"[n], group="ggh"[n]), make_facts(str(n))) for n in range(3)]
-    table = "main_classes JOIN (SELECT id, unit FROM units) USING (unit)"
-    assert query(rows, replace(THREE, stratify=True), "class", table) == ["a", "a", "b"]
+    statement = "SELECT class FROM main_classes JOIN (SELECT id, unit FROM units) USING (unit) ORDER BY id"
+    assert assigned(rows, replace(THREE, stratify=True), statement)[1] == ["a", "a", "b"]
 
 
 def test_a_class_whose_units_hold_images_of_others_is_divided_before_those():
@@ -205,8 +207,8 @@ def test_an_image_of_several_labels_belongs_to_the_rarest_and_of_equally_rare_on
         (make_ref(str(number), annotations=Annotations(labels=tuple(names))), make_facts(str(number)))
         for number, names in enumerate(("ab", "a", "b", "cd", "c"))
     ]
-    classes = query(rows, replace(THREE, stratify=True), "class", "free_images", "multi")
-    assert classes == ["a", "a", "b", "d", "c"]
+    statement = "SELECT rarest FROM singles JOIN rarest_labels USING (labels) ORDER BY id"
+    assert assigned(rows, replace(THREE, stratify=True), statement, "multi")[1] == ["a", "a", "b", "d", "c"]
 
 
 def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
