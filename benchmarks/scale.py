@@ -51,7 +51,7 @@ def main() -> None:
     """Measures each size and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=_SIZES)
-    parser.add_argument("--memory-mb", type=int, default=2000, help="plan_memory_mb of the ingest")
+    parser.add_argument("--memory-mb", type=int, default=1000, help="plan_memory_mb of the ingest")
     parser.add_argument("--near", action="store_true", help="report near duplicates")
     parser.add_argument("--scratch", help="directory for 200 bytes an image, and as much for temporary files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -48,8 +48,7 @@ _UNITS = """
     CREATE TABLE units AS
     WITH grouped AS (
         SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
-        FROM members LEFT JOIN content_groups ON content_groups.content = members.content AND is_shared
-        WHERE has_mates)
+        FROM members LEFT JOIN content_groups USING (content) WHERE has_mates)
     SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit
     FROM grouped LEFT JOIN first_groups ON first_groups.group_name = unit_group
     LEFT JOIN groups ON groups.group_name = coalesce(first_groups.first, unit_group)"""
@@ -167,18 +166,29 @@ _OTHER_CLASSES = """
     CREATE TABLE other_classes AS
     SELECT unit, main_classes.class AS main, unit_classes.class, images
     FROM unit_classes JOIN main_classes USING (unit) WHERE unit_classes.class <> main_classes.class"""
+# Classes are divided in the order of their rank.
+_CLASSES = """
+    CREATE TABLE classes AS
+    WITH free AS (
+        SELECT DISTINCT {label} AS class FROM singles {join} WHERE requested < 0 UNION SELECT class FROM main_classes),
+    others AS (SELECT main AS class, sum(images) AS images FROM other_classes GROUP BY main)
+    SELECT class, row_number() OVER (ORDER BY coalesce(images, 0) DESC, class) - 1 AS rank
+    FROM free LEFT JOIN others USING (class)"""
+_OTHER_RANKS = """
+    SELECT mains.rank AS main, unit, others.rank AS other, images FROM other_classes
+    JOIN classes AS mains ON mains.class = main JOIN classes AS others ON others.class = other_classes.class"""
 # `id` is that of a single image, -1 for a unit that may have several.
 _UNITS_BY_CLASS = """
-    WITH sized AS (
+    WITH free AS (
         SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
-        UNION ALL SELECT class, unit, size, -1 FROM main_classes),
-    others AS (SELECT main AS class, sum(images) AS images FROM other_classes GROUP BY main)
-    SELECT class, unit, size, id FROM sized LEFT JOIN others USING (class)
-    ORDER BY coalesce(others.images, 0) DESC, class, unit"""
+        UNION ALL SELECT class, unit, size, -1 FROM main_classes)
+    SELECT rank, unit, size, id FROM free JOIN classes USING (class) ORDER BY rank, unit"""
 _FREE_SPLITS = """
     INSERT INTO assigned
-    WITH free AS (SELECT id, unit, main_classes.class FROM free_images JOIN main_classes USING (unit))
-    SELECT id, split FROM free ASOF JOIN runs ON free.class = runs.class AND free.unit >= runs.start"""
+    WITH free AS (
+        SELECT id, unit, rank FROM free_images JOIN main_classes USING (unit)
+        JOIN classes ON classes.class = main_classes.class)
+    SELECT id, split FROM free ASOF JOIN runs ON free.rank = runs.rank AND free.unit >= runs.start"""
 
 
 def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.ndarray) -> None:
@@ -190,71 +200,62 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
         label, join = "rarest", "LEFT JOIN rarest_labels USING (labels)"
     label = f"coalesce({label}, '')"
     tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=f'unit, {label} AS class', join=join)}")
-    for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES):
-        tables.run(statement)
+    for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES):
+        tables.run(statement.format(label=label, join=join))
+    others: dict[int, list[dict[str, int]]] = defaultdict(list)
+    for row in tables.query(_OTHER_RANKS).to_pylist():
+        others[row["main"]].append(row)
     units = tables.tables(_UNITS_BY_CLASS.format(label=label, join=join))
-    tables.insert("runs", _divide_classes(units, _others(tables), list(options.shares.values()), places, tables.old))
+    tables.insert("runs", _divide_classes(units, others, list(options.shares.values()), places, tables.old))
     tables.run(_FREE_SPLITS)
 
 
 def _divide_classes(
     tables: Iterable[pa.Table],
-    others: Mapping[str, Sequence[tuple[int, str, int]]],
+    others: Mapping[int, Sequence[Mapping[str, int]]],
     shares: list[float],
     places: np.ndarray,
     first: int,
 ) -> pa.Table:
-    """Sets the splits of single images; returns those of units as runs of hashes: `class`, `start`, `split`."""
-    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
-    runs: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for name, units, sizes, ids in _class_units(tables):
-        assigned = divide_class(sizes, counts[name], shares)
+    """Sets the splits of single images; returns those of units as runs of hashes: `rank`, `start`, `split`.
+
+    Args:
+      tables: the rows of `_UNITS_BY_CLASS`.
+      others: rank of a class -> the rows of `_OTHER_RANKS` of its units.
+      shares: share of each split.
+      places: split of each row of the facts, which is set.
+      first: id of the first row of the facts.
+    """
+    counts: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
+    runs = [pa.table({"rank": np.empty(0, np.int64), "start": np.empty(0, np.uint64), "split": np.empty(0, np.int64)})]
+    for rank, rows in _class_rows(tables):
+        units, sizes, ids = (rows[name].to_numpy() for name in ("unit", "size", "id"))
+        assigned = divide_class(sizes.astype(np.int64), counts[rank], shares)
         is_single = ids >= 0
         places[ids[is_single] - first] = assigned[is_single]
         starts = near_duplicates.run_starts(assigned)
-        runs.append((name, units[starts], assigned[starts]))
-        for unit, other, number in others[name]:
-            counts[other][assigned[np.searchsorted(units, np.uint64(unit))]] += number
-    lengths = [len(starts) for _, starts, _ in runs]
-    names = pa.array([name for name, _, _ in runs], pa.string())
-    return pa.table(
-        {
-            "class": names.take(pa.array(np.repeat(np.arange(len(runs)), lengths))),
-            "start": pa.array(np.concatenate([np.empty(0, np.uint64), *(starts for _, starts, _ in runs)])),
-            "split": pa.array(np.concatenate([np.empty(0, np.int64), *(splits for _, _, splits in runs)])),
-        }
-    )
+        ranks = np.full(len(starts), rank)
+        runs.append(pa.table({"rank": ranks, "start": units[starts], "split": assigned[starts].astype(np.int64)}))
+        for row in others[rank]:
+            split = assigned[np.searchsorted(units, np.uint64(row["unit"]))]
+            counts[row["other"]][split] += row["images"]
+    return pa.concat_tables(runs)
 
 
-def _others(tables: ImageTables) -> Mapping[str, Sequence[tuple[int, str, int]]]:
-    """Returns main class -> unit, class and number of the images of its units that have other classes."""
-    others: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
-    for row in tables.query("SELECT main, unit, class, images FROM other_classes").to_pylist():
-        others[row["main"]].append((row["unit"], row["class"], row["images"]))
-    return others
-
-
-def _class_units(tables: Iterable[pa.Table]) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields the name, and the hashes of the units in ascending order, their sizes in images and ids, of each class."""
-    pending: list[pa.RecordBatch] = []
-    for batch in itertools.chain.from_iterable(table.combine_chunks().to_batches() for table in tables):
-        names = batch.column(0)
-        changes = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
-        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]
-        for start, end in itertools.pairwise(edges):
-            part = batch.slice(start, end - start)
-            if pending and pending[-1].column(0)[0] != part.column(0)[0]:
-                yield _class_arrays(pending)
+def _class_rows(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    """Yields each rank and its rows, of tables that are ordered by `rank`."""
+    pending: list[pa.Table] = []
+    last = -1
+    for table in tables:
+        ranks = table["rank"].to_numpy()
+        for start, end in itertools.pairwise([*near_duplicates.run_starts(ranks).tolist(), len(table)]):
+            if pending and ranks[start] != last:
+                yield last, pa.concat_tables(pending)
                 pending = []
-            pending.append(part)
+            pending.append(table.slice(start, end - start))
+            last = int(ranks[start])
     if pending:
-        yield _class_arrays(pending)
-
-
-def _class_arrays(batches: list[pa.RecordBatch]) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
-    table = pa.Table.from_batches(batches)
-    units, sizes, ids = (table[name].to_numpy() for name in ("unit", "size", "id"))
-    return table["class"][0].as_py(), units, sizes.astype(np.int64), ids
+        yield last, pa.concat_tables(pending)
 
 
 def _target_counts(total: int, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:
