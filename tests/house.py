@@ -25,20 +25,20 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 256,
-    "product lines": 51_679,
-    "code lines": 31_565,
+    "product files": 258,
+    "product lines": 52_300,
+    "code lines": 31_980,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
     "modules at the root of pipeline": 8,
     "files under 60 lines": 8,
-    "modules under 100 lines with one importer": 4,
+    "modules under 100 lines with one importer": 5,
     "lines of the largest file": 500,
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 61_086,
+    "lines of tests": 61_400,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

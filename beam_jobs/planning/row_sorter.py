@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from beam_jobs.planning import near_duplicates
 from beam_jobs.storage import disk
 
-_SORTED_BYTES = 32 << 20  # of the rows that are sorted at once
+_SORTED_BYTES = 64 << 20  # of the rows that are sorted at once
 _PENDING_BYTES = 128 << 20  # of the rows that are divided and written at once
 _FILE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _ORDER = [("order_hash", "ascending"), ("key", "ascending")]

@@ -68,7 +68,7 @@ class RecordIndex:
         return dataclasses.replace(self, **arrays, split_numbers=split_numbers)
 
 
-_INT64_COLUMNS = ("offset", "label_index")
+_COLUMNS = ("shard", "offset", "label_index")
 _SEVERAL = 2  # sizes of images: there is no common one
 
 
@@ -86,17 +86,17 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     if json.loads(manifest)["digest"] != dataset.digest:
         raise DatasetChanged(replaced_message(path))
     tables = dataset.image_paths(path)
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: tuple[list[np.ndarray], ...] = ([], [], [])
     sizes: set[tuple[int, int]] = set()
     for images in schemas.read_images(tables, ["split", "shard", "offset", "label_index", "height", "width"]):
         rows = images.filter(pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0)))
         if len(rows) and pc.max(rows["shard"]).as_py() >= len(info.shards):
             raise CorruptDataset(_mismatch(path, split))
-        parts.append((rows["shard"].to_numpy().astype(np.int32), *(rows[name].to_numpy() for name in _INT64_COLUMNS)))
+        for name, column in zip(_COLUMNS, parts, strict=True):
+            column.append(rows[name].to_numpy().astype(np.int32 if name == "shard" else np.int64))
         if len(sizes) < _SEVERAL:
             sizes.update(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
-    shard, offset, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    del parts
+    shard, offset, label = (_join(column) for column in parts)
     if not np.array_equal(np.bincount(shard, minlength=len(info.shards)), [item.records for item in info.shards]):
         raise CorruptDataset(_mismatch(path, split))
     if not _is_sorted(shard, offset):  # an ingest writes the rows in this order
@@ -111,6 +111,13 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
         size=next(iter(sizes)) if len(sizes) == 1 else None,
         manifest=(manifest_path, manifest),
     )
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    """Returns the parts as one array, and clears the list: their memory is free before the next column is joined."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
 
 
 def _mismatch(path: str, split: str) -> str:
