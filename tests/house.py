@@ -25,8 +25,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 258,
-    "product lines": 52_300,
+    "product files": 259,
+    "product lines": 52_400,
     "code lines": 31_980,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,

@@ -275,14 +275,14 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_images(
-    paths: Iterable[str], columns: Sequence[str], shard: tuple[str, int] | None = None
+    paths: Iterable[str], columns: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None
 ) -> Iterator[pa.Table]:
     """Yields columns of the image table of a published dataset, some thousands of rows at a time, in their order.
 
     Args:
       paths: paths of the files of the table; see `Manifest.image_paths`.
       columns: names of columns of `IMAGES`.
-      shard: split and index of a shard: rows of other shards are left out where whole row groups have no others.
+      groups: path -> numbers of the row groups to read; None for all.
 
     Raises:
       CorruptDataset: a file is missing, damaged or over a limit, or has no such column.
@@ -291,8 +291,7 @@ def read_images(
     yield schema.empty_table()
     for path in paths:
         with _open_published(path) as stream:
-            values = {"split": shard[0], "shard": shard[1]} if shard else {}
-            for batch in parquet.table_batches(stream, columns, values):
+            for batch in parquet.table_batches(stream, columns, groups[path] if groups else None):
                 names = batch.schema.names
                 if missing := [name for name in columns if name not in names]:
                     raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
@@ -301,6 +300,16 @@ def read_images(
                 rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
                 rows.validate(full=True)  # the names of a damaged table may be no text
                 yield rows
+
+
+def image_row_groups(path: str) -> list[int]:
+    """Returns the number of rows of each row group of a file of the image table.
+
+    Raises:
+      CorruptDataset: the file is missing or damaged.
+    """
+    with _open_published(path) as stream:
+        return parquet.group_rows(stream)
 
 
 @contextlib.contextmanager

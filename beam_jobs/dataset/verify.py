@@ -6,138 +6,26 @@ Each record is decoded and compared with its format, its row of the image table 
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.common.system import chunks_by_size, map_ordered
-from beam_jobs.dataset import lookup, manifest, record, schemas, shards, tfrecord
+from beam_jobs.dataset import lookup, manifest, schemas, shards, tfrecord
 from beam_jobs.dataset.manifest import Manifest, Shard, TablePart
-from beam_jobs.errors import BadImage, CorruptDataset
+from beam_jobs.dataset.record_check import RecordCheck, Sizes, check_record, unreadable_record
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
-
-# Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
-Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordCheck:
-    """Values of a record and the result of its check.
-
-    Attributes:
-      key: identity of the image; empty when the record cannot be read.
-      labels: class names.
-      sha256: sha256 of the stored image, hex, as the record gives it.
-      extra: feature name -> values of the user columns.
-      size: height and width of the image as the record gives them, in pixels.
-      problem: description of the first problem; empty for a sound record.
-    """
-
-    key: str
-    labels: tuple[str, ...]
-    sha256: str
-    extra: Mapping[str, list]
-    size: tuple[int, int]
-    problem: str
-
-
-def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[RecordCheck]:
-    """Checks types, labels, image and masks of records. No payload makes it raise.
-
-    Args:
-      payloads: payloads of records with right checksums.
-      dataset: manifest of their dataset.
-      sizes: decodes the images and masks of all records in one call.
-    """
-    parsed = [_read_record(payload, dataset) for payload in payloads]
-    decoded = iter(sizes([data for _, images, masks in parsed for data in (*images, *masks)]))
-    checks = []
-    for check, images, masks in parsed:
-        file_sizes = [(kind, next(decoded)) for kind, files in (("image", images), ("mask", masks)) for _ in files]
-        checks.append(replace(check, problem=check.problem or _size_problem(check, file_sizes)))
-    return checks
-
-
-def _read_record(payload: bytes, dataset: Manifest) -> tuple[RecordCheck, list[bytes], list[bytes]]:
-    """Returns the values of a record, and its image and masks to decode; no files when it has a problem."""
-    from google.protobuf.message import DecodeError
-
-    key = sha256 = ""
-    labels: tuple[str, ...] = ()
-    extra: dict[str, list] = {}
-    size = (0, 0)
-    images: list[bytes] = []
-    masks: list[bytes] = []
-    try:
-        values = record.decode(payload)
-        if problem := record.type_problem(values):
-            return _unreadable_record(f"not a record of this format: {problem}"), [], []
-        extra = {name: column for name, column in values.items() if name.startswith(record.EXTRA_PREFIX)}
-        key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
-        labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
-        size = (values[record.HEIGHT][0], values[record.WIDTH][0])
-        problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
-        images, masks = ([], []) if problem else _record_files(values)
-    except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
-        problem = f"not a record of this format: {error!r}"
-    return RecordCheck(key=key, labels=labels, sha256=sha256, extra=extra, size=size, problem=problem), images, masks
-
-
-def _unreadable_record(problem: str) -> RecordCheck:
-    return RecordCheck(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
-
-
-def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
-    indices = values.get(record.LABEL, [])
-    if dataset.label_kind == "single" and len(indices) != 1:
-        return f"it has {len(indices)} labels instead of one"
-    objects = record.OBJECT_PREFIX + "class/"
-    indices = [*indices, *values.get(objects + "label", [])]
-    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
-    for index, text in itertools.zip_longest(indices, texts):
-        if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
-            return f"label {index} is not {text!r}"
-    return ""
-
-
-def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
-    encoded = values[record.ENCODED][0]
-    if hashlib.sha256(encoded).hexdigest() != sha256:
-        return f"the image of {key!r} does not have the sha256 in its record"
-    height, width = values[record.HEIGHT][0], values[record.WIDTH][0]
-    if values[record.FORMAT][0] == b"raw" and len(encoded) != height * width * 3:
-        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} pixels of 3 bytes"
-    return ""
-
-
-def _record_files(values: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
-    """Returns the image, unless it is raw pixels, and the masks of a record."""
-    images = [] if values[record.FORMAT][0] == b"raw" else [values[record.ENCODED][0]]
-    object_masks = values.get(record.OBJECT_PREFIX + "mask", [])  # empty for an object without a segmentation
-    return images, [*values.get(record.MASK, []), *filter(None, object_masks)]
-
-
-def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
-    height, width = check.size
-    for kind, size in decoded:
-        if isinstance(size, BadImage):
-            return f"{check.key!r} cannot be decoded: {size.detail}"
-        if size == check.size:
-            continue
-        if kind == "image":
-            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says {width}x{height}"
-        return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
-    return ""
-
 
 _ROW_COLUMNS = ("key", "offset", "sha256", "extra")
 _SHA256_DIFFERS = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
@@ -183,24 +71,31 @@ class Unit(NamedTuple):
     @property
     def name(self) -> str:
         """Name of a file for the result of the unit."""
-        return f"{self.split or '_images'}-{self.number:05d}"
+        return f"{self.split or '@images'}-{self.number:05d}"  # no split has such a name
 
 
 @dataclass(kw_only=True)
 class UnitReport:
-    """Result of the check of a unit; the attributes are those of `Verification`, and `classes` of `SplitInfo`."""
+    """Result of the check of a unit.
+
+    Attributes:
+      records, bytes, problems: as in `Verification`.
+      classes: class name -> number of its labels.
+      unread: why rows of the shard in the image table could not be read; empty if they could.
+    """
 
     records: int = 0
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
     classes: dict[str, int] = field(default_factory=dict)
+    unread: str = ""
 
 
 # Checks the units of a dataset, and yields a report for each, in their order.
-CheckUnits = Callable[[Manifest, Sequence[Unit]], Iterable[UnitReport]]
+RunChecks = Callable[[Manifest, Sequence[Unit]], Iterable[UnitReport]]
 
 
-def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = None) -> Verification:
+def verify(directory: str, threads: int = 1, check_units: RunChecks | None = None) -> Verification:
     """Checks every checksum and every count, and decodes every record.
 
     Examples:
@@ -215,7 +110,7 @@ def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = No
     Args:
       directory: directory of a published dataset.
       threads: number of threads that decode, at least 1.
-      check_units: checks the shards and the image table elsewhere; see `verify_job.verify`.
+      check_units: checks the shards and the image table elsewhere; see `verify_job.verify_on_runner`.
 
     Returns:
       counts and problems. Problems are collected, not raised, so that one run names all of them.
@@ -226,6 +121,7 @@ def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = No
     """
     dataset = manifest.load(directory)
     result = Verification()
+    result.leaks, unread = _find_leaks(directory, dataset)
     result.problems.extend(_check_manifest(directory))
     result.problems.extend(_check_tables(directory, _other_tables(dataset)))
     result.problems.extend(_check_counts(dataset))
@@ -241,6 +137,7 @@ def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = No
         result.records += report.records
         result.bytes += report.bytes
         result.problems.extend(report.problems)
+        unread = unread or report.unread
         if unit.split:
             result.shards += 1
             classes[unit.split].update(report.classes)
@@ -250,7 +147,9 @@ def verify(directory: str, threads: int = 1, check_units: CheckUnits | None = No
             for split, info in dataset.splits.items()
             if classes[split] != info.classes
         )
-    result.leaks.extend(_find_leaks(directory, dataset))
+    # Usually the check of the file has named it.
+    if unread and not any(path in problem for path in dataset.image_paths(directory) for problem in result.problems):
+        result.problems.append(unread)
     return result
 
 
@@ -260,13 +159,14 @@ def list_units(dataset: Manifest) -> list[Unit]:
     return tables + [Unit(split, index) for split, info in dataset.splits.items() for index in range(len(info.shards))]
 
 
-def _find_leaks(directory: str, dataset: Manifest) -> list[str]:
+def _find_leaks(directory: str, dataset: Manifest) -> tuple[list[str], str]:
+    """Returns the leaks, and why the image table could not be read."""
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     try:
         with lookup.open_images(directory, dataset, ("key", "split", *kinds)) as images:
-            return list(map(str, lookup.find_leaks(images, kinds)))
-    except CorruptDataset:
-        return []  # the check of the file names it
+            return list(map(str, lookup.find_leaks(images, kinds))), ""
+    except CorruptDataset as error:
+        return [], str(error)
 
 
 def _check_manifest(directory: str) -> Iterator[str]:
@@ -357,6 +257,10 @@ class UnitChecker:
         return self.dataset.image_digests
 
     @cached_property
+    def _image_names(self) -> list[str]:
+        return list(self._image_digests)
+
+    @cached_property
     def _shared_files(self) -> list[str]:
         """Paths of the files of the image table that have rows of several shards, or of none."""
         own = {
@@ -365,7 +269,8 @@ class UnitChecker:
         return [storage.join(self.directory, name) for name in self._image_digests if name not in own]
 
     def _check_images(self, index: int) -> list[str]:
-        (name, digest), part = list(self._image_digests.items())[index], (*self.dataset.images, None)[index]
+        name, digest = self._image_names[index], self._image_digests[self._image_names[index]]
+        part = self.dataset.images[index] if self.dataset.images else None
         path = storage.join(self.directory, name)
         problems = list(_check_tables(self.directory, {name: digest}))
         try:
@@ -378,23 +283,49 @@ class UnitChecker:
             problems.append(f"{path} has other keys than {manifest.MANIFEST_NAME} says")
         return problems
 
-    def _read_rows(self, unit: Unit, most: int) -> list[dict[str, Any]] | None:
-        """Returns the first rows of a shard in the image table; None if a file that may have them is damaged."""
+    @cached_property
+    def _shared_groups(self) -> dict[tuple[str, int], dict[str, list[int]]]:
+        """Split and index of a shard -> path -> row groups that have rows of it, of the shared files."""
+        groups: dict[tuple[str, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for path in self._shared_files:
+            ends = np.cumsum(schemas.image_row_groups(path))
+            row = 0
+            for table in schemas.read_images([path], ["split", "shard"]):
+                group = pa.array(np.searchsorted(ends, np.arange(row, row + len(table)), side="right"))
+                units = table.append_column("group", group)
+                for values in units.group_by(units.column_names).aggregate([]).to_pylist():
+                    of_shard = groups[values["split"], values["shard"]][path]
+                    if values["group"] not in of_shard:
+                        of_shard.append(values["group"])
+                row += len(table)
+        return groups
+
+    def _read_rows(self, unit: Unit, most: int) -> list[dict[str, Any]]:
+        """Returns the first rows of a shard in the image table.
+
+        Raises:
+          CorruptDataset: a file that may have them is damaged, or cannot be read.
+        """
         own = f"{manifest.IMAGES_DIR}/{shards.part_name(unit.split, unit.number)}"
-        paths = [storage.join(self.directory, own)] if own in self._image_digests else self._shared_files
+        if own in self._image_digests:
+            paths, groups = [storage.join(self.directory, own)], None
+        else:
+            groups = self._shared_groups.get(unit, {})
+            paths = list(groups)
         rows: list[dict[str, Any]] = []
-        try:
-            for table in schemas.read_images(paths, (*_ROW_COLUMNS, "split", "shard"), unit):
-                is_of_shard = pc.and_(pc.equal(table["split"], unit.split), pc.equal(table["shard"], unit.number))
-                rows += table.filter(is_of_shard).slice(0, most - len(rows)).select(_ROW_COLUMNS).to_pylist()
-        except CorruptDataset:
-            return None  # the check of the file names it
+        for table in schemas.read_images(paths, (*_ROW_COLUMNS, "split", "shard"), groups):
+            is_of_shard = pc.and_(pc.equal(table["split"], unit.split), pc.equal(table["shard"], unit.number))
+            rows += table.filter(is_of_shard).slice(0, most - len(rows)).select(_ROW_COLUMNS).to_pylist()
         return rows
 
     def _check_shard(self, unit: Unit, report: UnitReport) -> Iterator[str]:
         shard = self.dataset.splits[unit.split].shards[unit.number]
         path = storage.join(self.directory, shards.split_dir(unit.split), shard.name)
-        rows = self._read_rows(unit, shard.records + 1)
+        rows = None
+        try:
+            rows = self._read_rows(unit, shard.records + 1)
+        except CorruptDataset as error:
+            report.unread = str(error)
         classes: Counter[str] = Counter()
         try:
             yield from _check_file(path, shard)
@@ -468,7 +399,7 @@ def _payload_size(stored: _Record) -> int:
 def _check_batch(batch: Sequence[_Record], dataset: Manifest, sizes: Sizes) -> list[tuple[_Record, RecordCheck]]:
     checks = iter(check_record([one.payload for one in batch if isinstance(one.payload, bytes)], dataset, sizes))
     return [
-        (one, next(checks) if isinstance(one.payload, bytes) else _unreadable_record(str(one.payload))) for one in batch
+        (one, next(checks) if isinstance(one.payload, bytes) else unreadable_record(str(one.payload))) for one in batch
     ]
 
 

@@ -33,6 +33,7 @@ _BATCH_ROWS = 1 << 13  # of which each may have cells of the largest size
 _READ_THREADS = 2
 
 _FILE_ROWS = "SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
+_FACTS_BYTES = "SELECT sum(total_uncompressed_size)::BIGINT FROM parquet_metadata([{paths}])"
 _FACTS_VIEW = """
     CREATE VIEW facts AS
     SELECT rows.* EXCLUDE (filename, file_row_number), files.start + file_row_number AS id
@@ -58,6 +59,7 @@ class ImageTables(Database):
       images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
       names: view of the `id`, `key` and `sha256` of each image.
       groups: each name of a group, and its hash.
+      rejected: `id` of each new image that has the key of another one.
 
     Attributes:
       old: number of images of the dataset that is added to.
@@ -97,6 +99,12 @@ class ImageTables(Database):
     def facts_rows(self) -> int:
         """Number of rows of the facts, rejected ones included."""
         return self.number("SELECT sum(rows) FROM files") if self.facts else 0
+
+    @property
+    def facts_bytes(self) -> int:
+        """Size of the facts in their files, not compressed, in bytes."""
+        paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
+        return self.number(_FACTS_BYTES.format(paths=paths)) if self.facts else 0
 
     def read_facts(self, columns: list[str], dictionaries: list[str]) -> Iterator[tuple[int, pa.Table]]:
         """Yields the number of the first row and the rows of each file of the facts.

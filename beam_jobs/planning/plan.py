@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -258,19 +257,20 @@ class _PlannedRows:
             written = old.filter(pc.greater_equal(old["shard"], 0))
             schemas.count_float32_changes(self.float32_changes, written["extra"])
         pool = ThreadPoolExecutor(2, thread_name_prefix="feedline-rows")
+        sorter = RowSorter(os.path.join(tables.spill, "rows.arrow"), tables.new, tables.facts_bytes, pool)
         try:
-            with contextlib.closing(RowSorter(os.path.join(tables.spill, "rows.arrow"), tables.new, pool)) as sorter:
-                *self.splits, self.dropped = self._write(sorter, pool)
+            *self.splits, self.dropped = self._write(sorter, pool)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error or a signal, rows may wait for it
+            pool.shutdown(cancel_futures=True)  # after an error or a signal, rows may wait for it
+            sorter.close()
 
     def _write(self, sorter: RowSorter, pool: ThreadPoolExecutor) -> Iterator[SplitPlan]:
         """Yields the plan of each split, and of the images that are in none, which come last."""
         options, splits = self._options, list(self._options.splits)
-        totals = self._sort(sorter, len(splits) + 1)
-        for name, (images, _) in zip(splits, totals, strict=False):
-            if not images and not self._tables.old:
+        for place, name in enumerate(splits):
+            if not self._tables.old and not (self._places == place).any():
                 raise _empty_split(name, options)
+        totals = self._sort(sorter, len(splits) + 1)
         for place, (images, size) in enumerate(totals):
             is_split = place < len(splits)
             name = splits[place] if is_split else ""

@@ -49,7 +49,7 @@ class PlannedShard:
 
 
 class ShardRows:
-    """Writes the rows of one split; a thread encodes a file while the next rows come.
+    """Writes the rows of one split; threads encode files while the next rows come.
 
     The names of the files contain a digest of their bytes, because workers of an earlier run may still read theirs.
     """
@@ -64,7 +64,7 @@ class ShardRows:
           name: name of the split, with which the names of the files begin.
           cutter: cuts the rows into shards.
           labels: class names; annotations name classes, so the indices of classes determine records, too.
-          thread: one thread, which encodes the files.
+          thread: threads that encode the files.
         """
         self._thread = thread
         self._shards: list[PlannedShard] = []

@@ -2,7 +2,7 @@
 
 Rows are collected to some hundred megabytes, divided by ranges of their hashes, and appended to a file with one batch
 per range. A range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges
-are about equal. The database sorts as well, but these rows have forty columns, mostly texts, which it moves slowly.
+are about equal. The database sorts as well, but these rows have thirty columns, mostly texts, which it moves slowly.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ class _Part:
 
 
 class RowSorter:
-    """Sorts the rows of each place by `order_hash` and `key`. Any method may raise `DiskError`."""
+    """Sorts the rows of each place by `order_hash` and `key`. A full or failing disk is a `DiskError`."""
 
-    def __init__(self, path: str, images: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, path: str, images: int, table_bytes: int, pool: ThreadPoolExecutor) -> None:
         """Starts before the first row.
 
         Args:
           path: local path of a temporary file, which is written if the rows exceed the memory.
           images: number of all rows.
+          table_bytes: their estimated size; they count as larger if the first ones are.
           pool: threads that write, read and sort.
         """
-        self._path, self._images, self._pool = path, images, pool
+        self._path, self._images, self._table_bytes, self._pool = path, images, table_bytes, pool
         self._ranges = 0  # unknown before the first rows
         self._parts: dict[int, dict[int, list[_Part]]] = defaultdict(lambda: defaultdict(list))
         self._pending: list[pa.Table] = []
@@ -80,7 +81,7 @@ class RowSorter:
             self._reader = pa.ipc.open_file(self._source)
 
     def close(self) -> None:
-        """Closes the file, which is left."""
+        """Closes the file, which is left; no thread may use it any more."""
         for file in (self._sink, self._source):
             if file:
                 file.close()
@@ -106,7 +107,8 @@ class RowSorter:
         rows = pa.concat_tables(tables).combine_chunks()
         tables.clear()  # their memory is not needed any more
         if not self._ranges:
-            self._ranges = max(1, rows.nbytes * self._images // len(rows) // _SORTED_BYTES)
+            size = max(self._table_bytes, rows.nbytes * self._images // len(rows))
+            self._ranges = max(1, size // _SORTED_BYTES)
         # The upper half of a hash decides its range.
         ranges = ((rows["order_hash"].to_numpy() >> 32) * np.uint64(self._ranges) >> 32).astype(np.int64)
         numbers = rows["place"].to_numpy() * self._ranges + ranges

@@ -202,9 +202,9 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
     tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=f'unit, {label} AS class', join=join)}")
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES):
         tables.run(statement.format(label=label, join=join))
-    others: dict[int, list[dict[str, int]]] = defaultdict(list)
+    others: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for row in tables.query(_OTHER_RANKS).to_pylist():
-        others[row["main"]].append(row)
+        others[row["main"]].append((row["unit"], row["other"], row["images"]))
     units = tables.tables(_UNITS_BY_CLASS.format(label=label, join=join))
     tables.insert("runs", _divide_classes(units, others, list(options.shares.values()), places, tables.old))
     tables.run(_FREE_SPLITS)
@@ -212,7 +212,7 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
 
 def _divide_classes(
     tables: Iterable[pa.Table],
-    others: Mapping[int, Sequence[Mapping[str, int]]],
+    others: Mapping[int, Sequence[tuple[int, int, int]]],
     shares: list[float],
     places: np.ndarray,
     first: int,
@@ -221,7 +221,7 @@ def _divide_classes(
 
     Args:
       tables: the rows of `_UNITS_BY_CLASS`.
-      others: rank of a class -> the rows of `_OTHER_RANKS` of its units.
+      others: rank of a class -> hash of a unit of it, rank of another class, and the images of that class in the unit.
       shares: share of each split.
       places: split of each row of the facts, which is set.
       first: id of the first row of the facts.
@@ -236,9 +236,8 @@ def _divide_classes(
         starts = near_duplicates.run_starts(assigned)
         ranks = np.full(len(starts), rank)
         runs.append(pa.table({"rank": ranks, "start": units[starts], "split": assigned[starts].astype(np.int64)}))
-        for row in others[rank]:
-            split = assigned[np.searchsorted(units, np.uint64(row["unit"]))]
-            counts[row["other"]][split] += row["images"]
+        for unit, other, images in others.get(rank, ()):
+            counts[other][assigned[np.searchsorted(units, np.uint64(unit))]] += images
     return pa.concat_tables(runs)
 
 

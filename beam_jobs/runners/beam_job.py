@@ -55,7 +55,14 @@ def no_watch(*_: object) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeline: MakePipeline, watch: Watch) -> None:
+def run_job(
+    stage: str,
+    total: Progress,
+    transform: beam.PTransform,
+    make_pipeline: MakePipeline,
+    watch: Watch,
+    resumable: bool = True,
+) -> None:
     """Runs a pipeline of one transform to its end.
 
     Args:
@@ -65,13 +72,18 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
         finished work from files of the workers.
       make_pipeline: creates the pipeline.
       watch: shows the progress.
+      resumable: whether another run continues after the finished work.
 
     Raises:
       FeedlineError: the runner failed; the error of the runner is the cause.
     """
     system.local_progress.reset()
     job = _Job(transform)
-    with _explain_errors(stage, job), watch(stage, total, job.done), _without_leftovers(make_pipeline()) as pipeline:
+    with (
+        _explain_errors(stage, job, resumable),
+        watch(stage, total, job.done),
+        _without_leftovers(make_pipeline()) as pipeline,
+    ):
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
 
@@ -175,7 +187,7 @@ def _read_metrics(result: Any) -> Progress:
 
 
 @contextlib.contextmanager
-def _explain_errors(stage: str, job: _Job) -> Iterator[None]:
+def _explain_errors(stage: str, job: _Job, resumable: bool) -> Iterator[None]:
     try:
         yield
     except FeedlineError as error:
@@ -188,10 +200,8 @@ def _explain_errors(stage: str, job: _Job) -> Iterator[None]:
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        raise FeedlineError(
-            f"{stage} failed: {_last_line(error)}; what was finished is kept, run the same command again"
-            f"{job.error_suffix}"
-        ) from error
+        advice = "what was finished is kept, run the same command again" if resumable else "run the same command again"
+        raise FeedlineError(f"{stage} failed: {_last_line(error)}; {advice}{job.error_suffix}") from error
 
 
 def _last_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Beam transforms: one PTransform per stage, with counters; `examine` and `write` contain the logic.
+"""Beam transforms: one PTransform per stage, with counters; `examine`, `write` and `verify` contain the logic.
 
-The units of work are listed in a file that a worker reads, so the graph of a job does not grow with them.
+Workers list the units of work, from a file or the manifest, so the graph of a job does not grow with them.
 
 Expected failures are written to notes, because runners replace exceptions by texts of a different form.
 """
@@ -94,7 +94,7 @@ class WriteShards(beam.PTransform):
 
 
 @dataclass
-class CheckUnits(beam.PTransform):
+class VerifyUnits(beam.PTransform):
     """Checks the shards and the image table of a dataset; the results are files, the elements their names.
 
     Attributes:
@@ -194,7 +194,7 @@ class _Check(beam.DoFn):
         report = self._checker.check(Unit(*unit))
         resume.write_checked(storage.join(self._work, unit.name), asdict(report))
         local_progress.add(Progress(report.records, report.bytes))
-        _count("CheckUnits", images=report.records, bytes=report.bytes, problems=len(report.problems))
+        _count("VerifyUnits", images=report.records, bytes=report.bytes, problems=len(report.problems))
         yield unit.name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -11,10 +12,10 @@ from beam_jobs.common.system import Progress, map_ordered
 from beam_jobs.dataset import verify
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.verify import Unit, UnitReport, Verification
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import FeedlineError
 from beam_jobs.runners.beam_job import MakePipeline, Watch, no_watch, run_job
 from beam_jobs.stages import resume
-from beam_jobs.stages.transforms import CheckUnits
+from beam_jobs.stages.transforms import VerifyUnits
 
 
 def verify_on_runner(
@@ -25,28 +26,26 @@ def verify_on_runner(
     Args:
       directory: directory of a published dataset, which the workers can reach.
       make_pipeline: creates the pipeline.
-      work: new directory of the reports of the workers, which they can reach; it is removed at the end.
+      work: directory that the workers can reach; their reports are in a new one in it, which is removed at the end.
       threads: threads per worker; 0 is one per core.
       watch: shows the progress.
 
     Raises:
       SourceError: the directory is not a dataset.
       CorruptDataset: `dataset.json` cannot be used.
-      OptionError: `work` is not empty.
       DatasetChanged: the dataset was replaced during the job.
       FeedlineError: the runner failed.
     """
 
     def check(dataset: Manifest, units: Sequence[Unit]) -> Iterator[UnitReport]:
-        transform = CheckUnits(directory=directory, work=work, digest=dataset.digest, threads=threads, units=units)
+        transform = VerifyUnits(directory=directory, work=work, digest=dataset.digest, threads=threads, units=units)
         total = Progress(sum(info.records for info in dataset.splits.values()))
-        run_job("verifying", total, transform, make_pipeline, watch)
+        run_job("verifying", total, transform, make_pipeline, watch, resumable=False)
         yield from map_ordered(partial(_read_report, work), units, resume.seal_threads(work))
 
     # Workers have other current directories.
     directory, work = (path if storage.is_remote(path) else os.path.abspath(path) for path in (directory, work))
-    if storage.list_files(work) or storage.list_dirs(work):
-        raise OptionError(f"{work} is not empty; name a new directory")
+    work = storage.join(work, f"verify-{uuid.uuid4().hex[:16]}")
     storage.make_dirs(work)
     try:
         return verify.verify(directory, check_units=check)
@@ -55,4 +54,10 @@ def verify_on_runner(
 
 
 def _read_report(work: str, unit: Unit) -> UnitReport:
-    return UnitReport(**resume.read_checked(storage.join(work, unit.name)))
+    path = storage.join(work, unit.name)
+    try:
+        return UnitReport(**resume.read_checked(path))
+    except (OSError, ValueError) as error:
+        raise FeedlineError(
+            f"the report {path} of a worker cannot be read ({error}); name a --work that it and this machine can reach"
+        ) from error

@@ -14,7 +14,7 @@ import contextlib
 import io
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from beam_jobs import stack
 
-_NO_VALUES: Mapping[str, Any] = {}
 _PICKLED_TYPE = "arrow.py_extension_type"
 
 
@@ -90,7 +89,7 @@ class _ColumnSize:
 
 
 def batches(
-    stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0, values: Mapping[str, Any] = _NO_VALUES
+    stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0, groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file in batches that fit in memory.
 
@@ -98,50 +97,32 @@ def batches(
       stream: seekable stream of the file.
       columns: names of the columns to decode; None for all.
       rows: largest number of rows of a batch; 0 for `batch_rows`.
-      values: column -> value; row groups whose statistics exclude rows with these values are left out.
+      groups: numbers of the row groups to decode; None for all.
 
     Raises:
       pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
       OSError: the file cannot be read.
     """
-    for batch in _encoded_batches(stream, columns, rows, values):
+    for batch in _encoded_batches(stream, columns, rows, groups):
         yield pa.RecordBatch.from_arrays([_decode_dictionary(column) for column in batch.columns], batch.schema.names)
 
 
 def rows_of(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[dict[str, Any]]:
     """Yields the rows of a file as Python values; see `batches`. A value of a dictionary is converted once a batch."""
-    for batch in _encoded_batches(stream, columns, rows, _NO_VALUES):
+    for batch in _encoded_batches(stream, columns, rows, None):
         for values in zip(*map(_to_pylist, batch.columns), strict=True):
             yield dict(zip(batch.schema.names, values, strict=True))
 
 
 def _encoded_batches(
-    stream: BinaryIO, columns: Sequence[str] | None, rows: int, values: Mapping[str, Any]
+    stream: BinaryIO, columns: Sequence[str] | None, rows: int, groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
     # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    groups = _select_groups(file.metadata, values)
+    groups = range(file.metadata.num_row_groups) if groups is None else groups
     rows = rows or _rows_at_once(_measure_columns(stream, file.metadata, columns, groups))
-    return file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
-
-
-def _select_groups(metadata: pq.FileMetaData, values: Mapping[str, Any]) -> list[int]:
-    """Returns the row groups whose statistics do not exclude a row with these values of columns."""
-    groups = list(range(metadata.num_row_groups))
-    for index in range(metadata.num_columns) if values else ():
-        name = metadata.schema.column(index).path
-        if name in values:
-            groups = [
-                group for group in groups if _may_have(metadata.row_group(group).column(index).statistics, values[name])
-            ]
-    return groups
-
-
-def _may_have(statistics: Any, value: Any) -> bool:
-    # A damaged file may have a column of another type, which is found when it is read.
-    is_known = statistics and statistics.has_min_max and isinstance(statistics.min, type(value))
-    return not is_known or statistics.min <= value <= statistics.max
+    return file.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False)
 
 
 def _to_pylist(column: pa.Array) -> list[Any]:
@@ -157,6 +138,12 @@ def _to_pylist(column: pa.Array) -> list[Any]:
 def _decode_dictionary(column: pa.Array) -> pa.Array:
     """Returns a dictionary array as plain values; Arrow restores the dictionaries that it wrote."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def group_rows(stream: BinaryIO) -> list[int]:
+    """Returns the number of rows of each row group; see `batch_rows` for errors."""
+    metadata = pq.read_metadata(stream)
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
 def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
@@ -196,11 +183,11 @@ def read(stream: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def table_batches(
-    stream: BinaryIO, columns: Sequence[str] | None = None, values: Mapping[str, Any] = _NO_VALUES
+    stream: BinaryIO, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file as `batches` does, within the limit of the decoded size of a table."""
     size, allowed = 0, _allowed_bytes(stream)
-    for batch in batches(stream, columns, values=values):
+    for batch in batches(stream, columns, groups=groups):
         size += batch.nbytes
         if size > allowed:
             length = stream.seek(0, os.SEEK_END)

@@ -63,6 +63,11 @@ def parse_engine(runner: str | None, assignments: Sequence[str], section: Mappin
     return from_mapping(options, settings | values, "engine" if settings else "--runner-option")
 
 
+def option_origins(assignments: Sequence[str]) -> dict[str, str]:
+    """Returns the dotted key of each setting in values of `--runner-option` -> the layer to name in messages."""
+    return {f"engine.{text.partition('=')[0]}": "option --runner-option" for text in assignments}
+
+
 def _parse_assignment(assignment: str, option_fields: Mapping[str, OptionField]) -> tuple[str, Any]:
     key, separator, value = assignment.partition("=")
     if not separator or not key:
@@ -141,9 +146,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     names = option_names(context.command, values)
     settings_with_origin = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
-    settings_with_origin.origin.update(
-        {f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options}
-    )
+    settings_with_origin.origin.update(option_origins(runner_options))
     configured = settings_with_origin.values
     with settings_with_origin.annotate_errors():
         engine = parse_engine(runner, runner_options, configured.get("engine"))

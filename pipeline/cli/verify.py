@@ -12,9 +12,10 @@ from beam_jobs.common.strings import WARNING, plural
 from beam_jobs.common.system import cores
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.runners import Engine, LocalEngine
+from beam_jobs.storage import is_remote
 from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, watch_progress
-from pipeline.cli.ingest import engine_options, parse_engine
+from pipeline.cli.ingest import engine_options, option_origins, parse_engine
 from pipeline.runs import signals
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ _JOBS = ("verify",)
     "--work",
     type=DIR,
     default="",
-    help="New directory for the reports of the workers of another runner than local, which they can reach; it is "
-    "removed at the end.",
+    help="Directory that this machine and the workers of a runner can reach, for their reports, which are removed at "
+    "the end.",
 )
 @config_option("YAML file of settings; its section engine is read, and options win over it.")
 @engine_options
@@ -57,29 +58,34 @@ def command(
     Every image is decoded, in this process or by the workers of --runner. The exit code is 0 when all is sound and 3
     when something is not. Copies, groups and grouped near duplicates that lie in several splits are warnings.
 
-    The runner and its settings come from the section `engine` of --config, then from the environment
-    (FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
+    With --work, --config or --runner, the runner and its settings come from the section `engine` of --config, then from
+    the environment (FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
 
     \b
     Examples:
       feedline verify dataset
       feedline verify gs://bucket/dataset --json
-      feedline verify gs://bucket/dataset --work gs://bucket/tmp -c pipeline.yaml
+      feedline verify gs://bucket/dataset --work gs://bucket/work -c pipeline.yaml
     """
     from dataclasses import asdict
 
     from beam_jobs.dataset.verify import verify
     from pipeline.settings.layers import gather
 
-    settings = gather(config_path, {}, ())
-    with settings.annotate_errors():
-        engine = parse_engine(runner, runner_options, settings.values.get("engine"))
+    engine: Engine = LocalEngine()
+    if work or config_path or runner or runner_options:
+        settings = gather(config_path, {}, ())
+        settings.origin.update(option_origins(runner_options))
+        with settings.annotate_errors():
+            engine = parse_engine(runner, runner_options, settings.values.get("engine"))
     # PyArrow imports pandas, if installed, at its first comparison, and drops a signal during that import.
     signals.hold()
     with contextlib.suppress(ImportError):
         importlib.import_module("pandas")
     signals.install()
     if isinstance(engine, LocalEngine):
+        if work:
+            raise OptionError("--work is set and the runner is local, which needs none; name a runner, or leave it out")
         result = verify(dataset, threads or cores())
     else:
         result = _verify_on_runner(dataset, engine, work, threads)
@@ -103,11 +109,11 @@ def command(
 
 def _verify_on_runner(dataset: str, engine: Engine, work: str, threads: int) -> Verification:
     if not work:
-        raise OptionError(f"--work is not set; the workers of {engine.name} write reports: name a new directory")
+        raise OptionError(f"--work is not set; the workers of {engine.name} write reports: name a directory for them")
     for name, path in (("DATASET", dataset), ("--work", work)):
-        if engine.name == "dataflow" and not path.startswith("gs://"):
+        if engine.name == "dataflow" and not is_remote(path):
             raise OptionError(
-                f"{name} is {path!r}; workers of Dataflow need a directory in a bucket, as gs://bucket/name"
+                f"{name} is {path!r}, where no worker of Dataflow reads; name one in a bucket, as gs://b/d"
             )
     from beam_jobs.stages.verify_job import verify_on_runner
 

@@ -24,7 +24,7 @@ from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
 from beam_jobs.stages.examine import ExamineTask
-from beam_jobs.stages.transforms import CheckUnits, ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.verify_job import verify_on_runner
 from beam_jobs.stages.write import WriteTask
 from tests.beam_jobs.runs import shards_under
@@ -93,7 +93,7 @@ def payloads(directory: Path) -> list[str]:
     stages = (
         ExamineBuckets("gs://photos/list", examine),
         WriteShards("gs://photos/list", write),
-        CheckUnits("gs://photos/out", "gs://photos/work", "digest", 1),
+        VerifyUnits("gs://photos/out", "gs://photos/work", "digest", 1),
     )
     for stage in stages:
         pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs.dataset import manifest, record, tfrecord, verify
+    from beam_jobs.dataset import manifest, record, tfrecord
     from beam_jobs.errors import BadImage, CorruptDataset
     from beam_jobs.images import header_check
     from beam_jobs.images.decode import decode_checked
@@ -40,7 +40,7 @@ def target(data: bytes) -> None:
     assert list(tfrecord.read_records(io.BytesIO(framed), "framed")) == [(0, data)]
     with contextlib.suppress(DecodeError):
         record.decode(data)
-    verify.check_record([data], _MANIFEST, _sizes)
+    record_check.check_record([data], _MANIFEST, _sizes)
     content_problem(data, "china/000.jpg", decode=True)
 
 

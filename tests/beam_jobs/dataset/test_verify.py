@@ -15,6 +15,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SplitConflict
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.stages.upgrade import upgrade
 from tests import image_table
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
@@ -323,3 +324,23 @@ def test_copies_that_a_split_column_parts_are_reported_by_ingest_and_verify_or_r
     assert any(line.startswith("warning ") and "copy.png in eval and one.png in train" in line for line in lines)
     found = verify(options.out)
     assert (found.problems, found.leaks) == ([], [leak])
+
+
+def test_only_row_groups_with_rows_of_a_shard_are_read_for_it(dataset, monkeypatch):
+    image_table.make_format_1(dataset)
+    monkeypatch.setattr(schemas, "IMAGE_ROWS", 5)
+    monkeypatch.setattr("beam_jobs.storage.parquet._BATCH_ROWS", 5)
+    upgrade(str(dataset))
+    read = schemas.read_images
+    groups = []
+
+    def recording(paths, columns, of_paths=None):
+        groups.append(of_paths)
+        return read(paths, columns, of_paths)
+
+    monkeypatch.setattr(schemas, "read_images", recording)
+    assert verify(str(dataset)).problems == []
+    selected = [next(iter(one.values())) for one in groups if one]
+    assert len(selected) == 4
+    assert all(len(one) <= 3 for one in selected)
+    assert sorted(set().union(*selected)) == [0, 1, 2, 3, 4]

@@ -96,7 +96,7 @@ def test_images_that_look_like_existing_ones_are_dropped():
         (make_ref("c"), looking_like(1 << 40)),
     ]
     plan = append(existing, replace(HALVES, near_duplicates="drop"), *new)
-    assert plan.dropped["key"].to_pylist() == ["a", "c"]  # b looks like a, and not like what is there
+    assert sorted(plan.dropped["key"].to_pylist()) == ["a", "c"]  # b looks like a, and not like what is there
     assert (plan.near_dropped, plan.near_clusters, plan.near_images) == (2, 1, 4)
 
 

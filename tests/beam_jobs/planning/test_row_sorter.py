@@ -29,9 +29,12 @@ def rows(count: int, seed: int = 0) -> pa.Table:
     )
 
 
-def sort(tables: list[pa.Table], path, places: int = PLACES) -> list[pa.Table]:
+def sort(tables: list[pa.Table], path, places: int = PLACES, table_bytes: int = 0) -> list[pa.Table]:
     """Returns the sorted rows of each place."""
-    with ThreadPoolExecutor(2) as pool, closing(RowSorter(str(path), sum(map(len, tables)), pool)) as sorter:
+    with (
+        ThreadPoolExecutor(2) as pool,
+        closing(RowSorter(str(path), sum(map(len, tables)), table_bytes, pool)) as sorter,
+    ):
         for table in tables:
             sorter.add(table)
         sorter.finish()
@@ -60,11 +63,13 @@ def test_no_rows_and_no_rows_of_a_place(tmp_path):
     assert [len(part) for part in sort([table], tmp_path / "rows")] == [0, len(table), 0]
 
 
-def test_few_rows_are_sorted_at_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_known", [True, False], ids=["size", "first rows"])
+def test_few_rows_are_sorted_at_once(tmp_path, monkeypatch, is_known):
     monkeypatch.setattr(row_sorter, "_PENDING_BYTES", 1)
     table = rows(20_000)
+    images, table_bytes = (0, table.nbytes) if is_known else (len(table), 0)
     monkeypatch.setattr(row_sorter, "_SORTED_BYTES", table.nbytes // 20)
-    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(tmp_path / "rows"), len(table), pool)) as sorter:
+    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(tmp_path / "rows"), images, table_bytes, pool)) as sorter:
         sorter.add(table)
         sorter.finish()
         sizes = [part.nbytes for place in range(PLACES) for part in sorter.read(place)]

@@ -18,7 +18,7 @@ from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import machine_cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
-from beam_jobs.stages.transforms import CheckUnits, ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.write import WriteTask
 
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
@@ -65,7 +65,7 @@ def stages(work: str = WORK) -> list[beam.PTransform]:
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=4)
     units = f"{work}/units/0123456789abcdef.jsonl"
     write = WriteShards(units, WriteTask(reader=reader, out=work[:-6]))
-    return [ExamineBuckets(units, examine), write, CheckUnits(work[:-6], f"{work}/reports", digest(0), 0)]
+    return [ExamineBuckets(units, examine), write, VerifyUnits(work[:-6], f"{work}/reports", digest(0), 0)]
 
 
 def sent(stage: beam.PTransform, tmp_path):

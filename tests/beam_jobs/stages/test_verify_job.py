@@ -5,10 +5,11 @@ import shutil
 import pytest
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest, verify
-from beam_jobs.errors import DatasetChanged, OptionError, SourceError
+from beam_jobs.dataset import verify
+from beam_jobs.errors import DatasetChanged, FeedlineError, SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners.beam_job import local_pipeline
+from beam_jobs.stages import resume
 from beam_jobs.stages.verify_job import verify_on_runner
 from tests import image_table
 from tests.beam_jobs.runs import files_under
@@ -26,7 +27,6 @@ def test_workers_find_what_one_process_finds(dataset, tmp_path, format_version):
     before = files_under(dataset)
     assert verify_on_runner(str(dataset), local_pipeline, str(tmp_path / "work")) == expected
     assert files_under(dataset) == before
-    assert not (tmp_path / "work").exists()
 
 
 def test_problems_of_every_file_reach_the_caller_in_order(dataset, tmp_path):
@@ -38,22 +38,21 @@ def test_problems_of_every_file_reach_the_caller_in_order(dataset, tmp_path):
     assert verify_on_runner(str(dataset), local_pipeline, str(tmp_path / "work")) == expected
 
 
-def test_each_image_is_read_by_a_worker(dataset, tmp_path, monkeypatch):
-    inside = []
-    check = verify.UnitChecker.check
-    monkeypatch.setattr(verify.UnitChecker, "check", lambda self, unit: inside.append(unit) or check(self, unit))
+def test_only_the_reports_are_removed(dataset, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "other").write_bytes(b"")
     verify_on_runner(str(dataset), local_pipeline, str(tmp_path / "work"))
-    assert sorted(inside) == sorted(verify.list_units(manifest.load(str(dataset))))
-    assert len(inside) == 8
-
-
-def test_a_work_directory_that_is_in_use_stays(dataset, tmp_path):
-    with pytest.raises(OptionError, match="is not empty; name a new directory"):
-        verify_on_runner(str(dataset), local_pipeline, str(dataset))
-    assert manifest.is_published(str(dataset))
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["other"]
     with pytest.raises(SourceError):
         verify_on_runner(str(tmp_path / "nothing"), local_pipeline, str(tmp_path / "work"))
-    assert not (tmp_path / "work").exists()
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["other"]
+
+
+def test_reports_that_do_not_arrive_are_named(dataset, tmp_path, monkeypatch):
+    write = resume.write_checked
+    monkeypatch.setattr(resume, "write_checked", lambda path, values: write(path + ".lost", values))
+    with pytest.raises(FeedlineError, match="of a worker cannot be read .* name a --work that it and this machine can"):
+        verify_on_runner(str(dataset), local_pipeline, str(tmp_path / "work"))
 
 
 def test_a_dataset_that_is_replaced_meanwhile_is_no_damaged_one(dataset, tmp_path):

@@ -12,12 +12,12 @@ for _setting in ("project=my-project-1", "region=us-central1", "temp_location=gs
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--runner", "flink"], "--work is not set; the workers of flink write reports: name a new directory"),
+        (["--runner", "flink"], "--work is not set; the workers of flink write reports: name a directory for them"),
         (
             [*DATAFLOW, "--work", "gs://bucket/work"],
-            "DATASET is '{}'; workers of Dataflow need a directory in a bucket",
+            "DATASET is '{}', where no worker of Dataflow reads",
         ),
-        (["--runner", "flink", "--runner-option", "slots=2"], "slots"),
+        (["--work", "gs://bucket/work"], "--work is set and the runner is local, which needs none"),
     ],
 )
 def test_what_workers_cannot_reach_is_refused_before_anything_starts(dataset, options, message):

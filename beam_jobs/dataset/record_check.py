@@ -1,0 +1,126 @@
+"""The check of one record: its types, labels, image and masks, each against the others and the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from beam_jobs.dataset import record
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import BadImage
+
+# Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
+Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordCheck:
+    """Values of a record and the result of its check.
+
+    Attributes:
+      key: identity of the image; empty when the record cannot be read.
+      labels: class names.
+      sha256: sha256 of the stored image, hex, as the record gives it.
+      extra: feature name -> values of the user columns.
+      size: height and width of the image as the record gives them, in pixels.
+      problem: description of the first problem; empty for a sound record.
+    """
+
+    key: str
+    labels: tuple[str, ...]
+    sha256: str
+    extra: Mapping[str, list]
+    size: tuple[int, int]
+    problem: str
+
+
+def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[RecordCheck]:
+    """Checks types, labels, image and masks of records. No payload makes it raise.
+
+    Args:
+      payloads: payloads of records with right checksums.
+      dataset: manifest of their dataset.
+      sizes: decodes the images and masks of all records in one call.
+    """
+    parsed = [_read_record(payload, dataset) for payload in payloads]
+    decoded = iter(sizes([data for _, images, masks in parsed for data in (*images, *masks)]))
+    checks = []
+    for check, images, masks in parsed:
+        file_sizes = [(kind, next(decoded)) for kind, files in (("image", images), ("mask", masks)) for _ in files]
+        checks.append(replace(check, problem=check.problem or _size_problem(check, file_sizes)))
+    return checks
+
+
+def _read_record(payload: bytes, dataset: Manifest) -> tuple[RecordCheck, list[bytes], list[bytes]]:
+    """Returns the values of a record, and its image and masks to decode; no files when it has a problem."""
+    from google.protobuf.message import DecodeError
+
+    key = sha256 = ""
+    labels: tuple[str, ...] = ()
+    extra: dict[str, list] = {}
+    size = (0, 0)
+    images: list[bytes] = []
+    masks: list[bytes] = []
+    try:
+        values = record.decode(payload)
+        if problem := record.type_problem(values):
+            return unreadable_record(f"not a record of this format: {problem}"), [], []
+        extra = {name: column for name, column in values.items() if name.startswith(record.EXTRA_PREFIX)}
+        key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
+        labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
+        size = (values[record.HEIGHT][0], values[record.WIDTH][0])
+        problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
+        images, masks = ([], []) if problem else _record_files(values)
+    except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
+        problem = f"not a record of this format: {error!r}"
+    return RecordCheck(key=key, labels=labels, sha256=sha256, extra=extra, size=size, problem=problem), images, masks
+
+
+def unreadable_record(problem: str) -> RecordCheck:
+    """Returns the check of a record of which nothing can be read."""
+    return RecordCheck(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
+
+
+def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
+    indices = values.get(record.LABEL, [])
+    if dataset.label_kind == "single" and len(indices) != 1:
+        return f"it has {len(indices)} labels instead of one"
+    objects = record.OBJECT_PREFIX + "class/"
+    indices = [*indices, *values.get(objects + "label", [])]
+    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
+    for index, text in itertools.zip_longest(indices, texts):
+        if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
+            return f"label {index} is not {text!r}"
+    return ""
+
+
+def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
+    encoded = values[record.ENCODED][0]
+    if hashlib.sha256(encoded).hexdigest() != sha256:
+        return f"the image of {key!r} does not have the sha256 in its record"
+    height, width = values[record.HEIGHT][0], values[record.WIDTH][0]
+    if values[record.FORMAT][0] == b"raw" and len(encoded) != height * width * 3:
+        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} pixels of 3 bytes"
+    return ""
+
+
+def _record_files(values: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
+    """Returns the image, unless it is raw pixels, and the masks of a record."""
+    images = [] if values[record.FORMAT][0] == b"raw" else [values[record.ENCODED][0]]
+    object_masks = values.get(record.OBJECT_PREFIX + "mask", [])  # empty for an object without a segmentation
+    return images, [*values.get(record.MASK, []), *filter(None, object_masks)]
+
+
+def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
+    height, width = check.size
+    for kind, size in decoded:
+        if isinstance(size, BadImage):
+            return f"{check.key!r} cannot be decoded: {size.detail}"
+        if size == check.size:
+            continue
+        if kind == "image":
+            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says {width}x{height}"
+        return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
+    return ""
