@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs.dataset import manifest, record, tfrecord
+    from beam_jobs.dataset import manifest, record, record_check, tfrecord
     from beam_jobs.errors import BadImage, CorruptDataset
     from beam_jobs.images import header_check
     from beam_jobs.images.decode import decode_checked
