@@ -27,7 +27,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 LIMITS = {
     "product files": 259,
     "product lines": 52_400,
-    "code lines": 31_980,
+    "code lines": 31_990,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
@@ -30,7 +31,7 @@ from beam_jobs.storage.database import Database, open_database
 RECORD_OVERHEAD_BYTES = 500
 _BATCH_BYTES = 1 << 30  # largest size of a column of a batch; the database refuses 2 GiB
 _BATCH_ROWS = 1 << 13  # of which each may have cells of the largest size
-_READ_THREADS = 2
+_READ_AHEAD = 3  # files
 
 _FILE_ROWS = "SELECT file_name, num_rows FROM parquet_file_metadata([{paths}])"
 _FACTS_BYTES = "SELECT sum(total_uncompressed_size)::BIGINT FROM parquet_metadata([{paths}])"
@@ -106,18 +107,26 @@ class ImageTables(Database):
         paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
         return self.number(_FACTS_BYTES.format(paths=paths)) if self.facts else 0
 
-    def read_facts(self, columns: list[str], dictionaries: list[str]) -> Iterator[tuple[int, pa.Table]]:
+    def read_facts(
+        self, columns: list[str], dictionaries: list[str], pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[int, pa.Table]]:
         """Yields the number of the first row and the rows of each file of the facts.
 
         Args:
           columns: names of columns of the facts.
           dictionaries: names of those that become dictionary arrays: indices of few different texts.
+          pool: threads that read some files ahead.
         """
         read = partial(schemas.read, columns=columns, dictionaries=dictionaries)
+        ahead: deque[Future[pa.Table]] = deque()
         first = 0
-        for facts in map_ordered(read, self.facts, _READ_THREADS):
-            yield first, facts
-            first += len(facts)
+        for path in itertools.chain(self.facts, [""] * _READ_AHEAD):
+            if path:
+                ahead.append(pool.submit(read, path))
+            if ahead and (not path or len(ahead) > _READ_AHEAD):
+                facts = ahead.popleft().result()
+                yield first, facts
+                first += len(facts)
 
 
 @contextlib.contextmanager

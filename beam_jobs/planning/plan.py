@@ -270,7 +270,7 @@ class _PlannedRows:
         for place, name in enumerate(splits):
             if not self._tables.old and not (self._places == place).any():
                 raise _empty_split(name, options)
-        totals = self._sort(sorter, len(splits) + 1)
+        totals = self._sort(sorter, len(splits) + 1, pool)
         for place, (images, size) in enumerate(totals):
             is_split = place < len(splits)
             name = splits[place] if is_split else ""
@@ -290,10 +290,10 @@ class _PlannedRows:
                 raise RuntimeError(f"the plan has {images} images in place {place}, and {written} rows were written")
             yield SplitPlan(name=name, images=images, bytes=size, shards=shards_of)
 
-    def _sort(self, sorter: RowSorter, places: int) -> list[tuple[int, int]]:
+    def _sort(self, sorter: RowSorter, places: int, pool: ThreadPoolExecutor) -> list[tuple[int, int]]:
         """Adds all rows to the sorter, and returns the number of images and the bytes of each place."""
         images, sizes = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        for rows in _planned_facts(self._tables, self._places, self._labels):
+        for rows in _planned_facts(self._tables, self._places, self._labels, pool):
             place = rows["place"].to_numpy()
             images += np.bincount(place, minlength=places)
             np.add.at(sizes, place, rows["size"].to_numpy())
@@ -309,11 +309,13 @@ class _PlannedRows:
         self.mask_values |= {int(value) for cell in cells for value in cell.split()}
 
 
-def _planned_facts(tables: ImageTables, places: np.ndarray, labels: Sequence[str]) -> Iterator[pa.Table]:
+def _planned_facts(
+    tables: ImageTables, places: np.ndarray, labels: Sequence[str], pool: ThreadPoolExecutor
+) -> Iterator[pa.Table]:
     """Yields the facts of all new images but rejected ones, with the other columns of `PLANNED`, `place` and `size`."""
     places[tables.column("SELECT id FROM rejected") - tables.old] = _REJECTED
     clusters = _ClusterNames(tables)
-    for first, facts in tables.read_facts(_SORTED_FACTS, ["label"]):
+    for first, facts in tables.read_facts(_SORTED_FACTS, ["label"], pool):
         place = places[first : first + len(facts)].astype(np.int64)
         classes = facts["label"].combine_chunks()
         # Objects are about as long in a record as their annotations are in JSON.
