@@ -43,7 +43,10 @@ EVERYWHERE = {
     "--json-schema": "tests/pipeline/cli/test_json_schema.py::test_the_schema_is_printed_without_any_other_argument",
 }
 # Command and option -> the test of what costs too much here, or needs a terminal.
+_VERIFY_ON_FLINK = "tests/engines/test_flink.py::test_verify_on_an_embedded_cluster_finds_what_this_process_finds"
 ELSEWHERE = {
+    ("verify", "-c"): "tests/pipeline/cli/test_verify.py::test_the_runner_of_the_configuration_is_used",
+    **{("verify", option): _VERIFY_ON_FLINK for option in ("--work", "--runner", "--runner-option")},
     ("inspect", "--draw"): "tests/pipeline/cli/test_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
     ("bench input", "--ablation"): "tests/pipeline/cli/test_json_schema.py::test_the_result_of_bench",
 }
