@@ -291,8 +291,8 @@ class UnitChecker:
             ends = np.cumsum(schemas.image_row_groups(path))
             row = 0
             for table in schemas.read_images([path], ["split", "shard"]):
-                group = pa.array(np.searchsorted(ends, np.arange(row, row + len(table)), side="right"))
-                units = table.append_column("group", group)
+                group = np.searchsorted(ends[:-1], np.arange(row, row + len(table)), side="right")
+                units = table.append_column("group", pa.array(group))
                 for values in units.group_by(units.column_names).aggregate([]).to_pylist():
                     of_shard = groups[values["split"], values["shard"]][path]
                     if values["group"] not in of_shard:
