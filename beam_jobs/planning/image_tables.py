@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +78,7 @@ class ImageTables(Database):
         Args:
           appearance: columns of the facts that are columns of `images`, too.
         """
-        paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
+        paths = quoted(self.facts)
         rows = dict(zip(*self.query(_FILE_ROWS.format(paths=paths)).to_pydict().values(), strict=True))
         starts = itertools.accumulate((rows[path] for path in self.facts[:-1]), initial=self.old)
         counts = [rows[path] for path in self.facts]
@@ -104,8 +104,7 @@ class ImageTables(Database):
     @property
     def facts_bytes(self) -> int:
         """Size of the facts in their files, not compressed, in bytes."""
-        paths = ", ".join("'" + path.replace("'", "''") + "'" for path in self.facts)
-        return self.number(_FACTS_BYTES.format(paths=paths)) if self.facts else 0
+        return self.number(_FACTS_BYTES.format(paths=quoted(self.facts))) if self.facts else 0
 
     def read_facts(
         self, columns: list[str], dictionaries: list[str], pool: ThreadPoolExecutor
@@ -170,6 +169,11 @@ def open_tables(
         if old and facts and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
         yield tables, _reject_repeated_keys(tables)
+
+
+def quoted(texts: Iterable[str]) -> str:
+    """Returns texts as literals of SQL, separated by commas."""
+    return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
 
 
 def _groups(groups: pa.Table, seed: int) -> pa.Table:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
-from beam_jobs.planning.image_tables import ImageTables
+from beam_jobs.planning.image_tables import ImageTables, quoted
 
 # The images that get a split. `has_mates`: other images may be in the same unit.
 _MEMBERS = """
@@ -99,8 +99,7 @@ def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
     count = len(options.splits)
     grouped = options.near_duplicates == "group"
     columns = {"content": "root", "hash": "root_hash", "linked": "is_linked"} if grouped else _OWN_CONTENT
-    names = ", ".join("'" + name.replace("'", "''") + "'" for name in options.splits)
-    tables.run(_MEMBERS.format(names=f"[{names}]", **columns))
+    tables.run(_MEMBERS.format(names=f"[{quoted(options.splits)}]", **columns))
     tables.run(_SINGLES)
     tables.run(_CONTENT_GROUPS)
     tables.insert("first_groups", _first_groups(tables.query(_GROUP_LINKS)))

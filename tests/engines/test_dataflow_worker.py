@@ -127,7 +127,7 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
     with chosen.open(["verify"]) as make_pipeline:
         result = verify_on_runner(out, make_pipeline, f"{bucket.url}/reports")
     assert (result.records, result.problems) == (24, [])
-    assert not storage.list_files(f"{bucket.url}/reports")
+    assert not list(storage.walk_files(f"{bucket.url}/reports"))
     names = [job.description["name"] for job in service.jobs]
     assert names == ["feedline-examine", "feedline-write", "feedline-verify"]
     for job in service.jobs:
