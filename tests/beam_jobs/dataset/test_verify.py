@@ -16,6 +16,7 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SplitConflict
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.stages.upgrade import upgrade
+from beam_jobs.storage import parquet
 from tests import image_table
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
@@ -331,16 +332,16 @@ def test_only_row_groups_with_rows_of_a_shard_are_read_for_it(dataset, monkeypat
     monkeypatch.setattr(schemas, "IMAGE_ROWS", 5)
     monkeypatch.setattr("beam_jobs.storage.parquet._BATCH_ROWS", 5)
     upgrade(str(dataset))
-    read = schemas.read_images
+    read = parquet.table_batches
     groups = []
 
-    def recording(paths, columns, of_paths=None):
-        groups.append(of_paths)
-        return read(paths, columns, of_paths)
+    def recording(stream, columns, of_file=None):
+        groups.append(of_file)
+        return read(stream, columns, of_file)
 
-    monkeypatch.setattr(schemas, "read_images", recording)
+    monkeypatch.setattr(parquet, "table_batches", recording)
     assert verify(str(dataset)).problems == []
-    selected = [next(iter(one.values())) for one in groups if one]
+    selected = [one for one in groups if one]
     assert len(selected) == 4
     assert all(len(one) <= 3 for one in selected)
     assert sorted(set().union(*selected)) == [0, 1, 2, 3, 4]
