@@ -200,8 +200,12 @@ def _explain_errors(stage: str, job: _Job, resumable: bool) -> Iterator[None]:
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        advice = "what was finished is kept, run the same command again" if resumable else "run the same command again"
-        raise FeedlineError(f"{stage} failed: {_last_line(error)}; {advice}{job.error_suffix}") from error
+        cause, suffix = _last_line(error), job.error_suffix
+        if resumable:
+            message = f"{stage} failed: {cause}; what was finished is kept, run the same command again{suffix}"
+        else:
+            message = f"{stage} failed: {cause}; run the same command again{suffix}"
+        raise FeedlineError(message) from error
 
 
 def _last_line(error: Exception) -> str:
