@@ -2,6 +2,7 @@
 #
 #   docker build -t IMAGE .                                     workers: what an ingest needs
 #   docker build -t IMAGE --build-arg EXTRAS=gcp,tfx,kubeflow . components: TFX and all it needs
+#   docker build -t IMAGE --target template .                   workers, and the Flex Template of Dataflow
 #
 # Every version is that of the lock of a stack, an environment that the tests ran in. The Python and the Beam of an image
 # must be those of the environment that submits the job; for the legacy stack add
@@ -23,7 +24,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++
 COPY constraints/${STACK}.txt ./constraints/
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constraints/${STACK}.txt pyfarmhash
 
-FROM python:${PYTHON}-slim-${DEBIAN}
+FROM python:${PYTHON}-slim-${DEBIAN} AS worker
 
 # libgomp1 and libglib2.0-0 are what the wheels of scikit-learn and OpenCV look for in the system.
 RUN apt-get update \
@@ -54,3 +55,15 @@ ENV TF_CPP_MIN_LOG_LEVEL=3
 
 # Where Dataflow starts a worker. Kubeflow and Vertex AI name the command of every component themselves.
 ENTRYPOINT ["/opt/apache/beam/boot"]
+
+# What starts the program of a Flex Template, and nothing else of its image.
+FROM gcr.io/dataflow-templates-base/python311-template-launcher-base AS launcher
+
+FROM worker AS template
+ARG LAUNCHER=/opt/google/dataflow/python_template_launcher
+COPY --from=launcher ${LAUNCHER} ${LAUNCHER}
+RUN ln -s "$(command -v feedline-dataflow-template)" dataflow_template.py
+ENV FLEX_TEMPLATE_PYTHON_PY_FILE=/opt/feedline/dataflow_template.py
+
+# The last stage is what is built without --target.
+FROM worker

@@ -108,7 +108,7 @@ setup(
     package_data={
         "beam_jobs": ["py.typed", "common/templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
-        "pipeline": ["py.typed"],
+        "pipeline": ["py.typed", "cli/dataflow_template.json"],
         "trainer": ["py.typed", "bench/templates/*"],
     },
     install_requires=CORE,
@@ -117,6 +117,7 @@ setup(
         "console_scripts": [
             "feedline = pipeline.entry:main",
             "feedline-worker = pipeline.entry:work",  # called by Flink's task managers
+            "feedline-dataflow-template = pipeline.entry:launch",  # called by the launcher of Dataflow
         ]
     },
     classifiers=[

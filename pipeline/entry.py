@@ -32,6 +32,14 @@ def work() -> None:
     flink_worker.main()
 
 
+def launch() -> None:
+    """Runs `feedline-dataflow-template`, see `pipeline.cli.dataflow_template`."""
+    _leave_working_directory()
+    from pipeline.cli import dataflow_template
+
+    dataflow_template.main()
+
+
 def _leave_working_directory() -> None:
     product_dir = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.insert(0, product_dir)  # otherwise a `beam_jobs` of the working directory could be imported

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -230,7 +231,9 @@ def test_the_image_has_the_versions_of_the_lock(given):
     beam = constraint("apache-beam", f"constraints/{asked['STACK']}.txt", f"{asked['PYTHON']}.0")
     assert (asked["BEAM"], asked["DEBIAN"]) == (beam, {"current": "trixie", "legacy": "bookworm"}[asked["STACK"]])
     bases = [words[0] for words in instructions("FROM")]
-    assert bases == ["apache/beam_python${PYTHON}_sdk:${BEAM}", *["python:${PYTHON}-slim-${DEBIAN}"] * 2]
+    launcher = "gcr.io/dataflow-templates-base/python311-template-launcher-base"
+    own = ["python:${PYTHON}-slim-${DEBIAN}"] * 2
+    assert bases == ["apache/beam_python${PYTHON}_sdk:${BEAM}", *own, launcher, "worker", "worker"]
     for words in instructions("RUN"):
         text = " ".join(words)
         assert not re.search("pip (install|wheel)", text) or "--constraint constraints/${STACK}.txt" in text
@@ -245,3 +248,11 @@ def test_the_image_asks_for_extras_that_exist_and_starts_what_it_copies():
     (entry,) = instructions("ENTRYPOINT")
     copied = [words[-1] for words in instructions("COPY") if words[0] == "--from=beam"]
     assert entry[0] == f'["{copied[0]}/boot"]'
+
+
+def test_the_template_starts_a_program_of_the_package():
+    (program,) = re.findall(r"command -v ([-\w]+)", (ROOT / "Dockerfile").read_text())
+    assert program in [script.name for script in metadata.entry_points(group="console_scripts")]
+    link = [words[-1] for words in instructions("RUN") if words[0] == "ln"]
+    variables = dict(words[0].split("=") for words in instructions("ENV"))
+    assert variables["FLEX_TEMPLATE_PYTHON_PY_FILE"] == f"{instructions('WORKDIR')[0][0]}/{link[0]}"

@@ -134,17 +134,54 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
+    dry_run = values.pop("dry_run")
+    options, engine = read_request(context.command, source, out, **values)
+    if dry_run:
+        _show_estimate(options, engine, as_json)
+        return
+    from beam_jobs import ingest
+    from beam_jobs.dataset import manifest
+    from beam_jobs.stages.dry_run import ResourceEstimator
+
+    if isinstance(engine, ResourceEstimator):
+        engine.check(options)
+    with engine.open() as make_pipeline:
+        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress)
+    if as_json:
+        print_json(result.to_json())
+        return
+    path = out if is_remote(out) else os.path.abspath(out)
+    rejects = [("rejects", join(path, manifest.REJECTS_NAME))] if result.counts.rejected else []
+    click.echo(aligned([*dataset_lines(result), *rejects, ("dataset", path)]))
+
+
+def read_request(
+    command: click.Command, source: str, out: str, config_path: str | None, runner: str | None, **values: Any
+) -> tuple[IngestOptions, Engine]:
+    """Returns the options and the engine of an ingest, checked as far as its source need not be read.
+
+    Args:
+      command: the command, whose options are named in messages.
+      source: path or URL of the source.
+      out: directory of the dataset.
+      config_path: value of `--config`.
+      runner: value of `--runner`.
+      **values: values of the other options, without `--dry-run` and `--json`.
+
+    Raises:
+      OptionError: an option or a setting is unknown or not allowed.
+      SourceError: the source has no known kind.
+    """
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
     from beam_jobs.sources import factory, spans
     from beam_jobs.stages import append, replace
     from pipeline.settings.layers import gather
 
-    config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
-    dry_run = values.pop("dry_run")
+    runner_options = values.pop("runner_options")
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
-    names = option_names(context.command, values)
+    names = option_names(command, values)
     settings_with_origin = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
     settings_with_origin.origin.update(option_origins(runner_options))
     configured = settings_with_origin.values
@@ -158,22 +195,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     check_needs(values, options)
     if options.source_kind == "auto":
         factory.guess_kind(options.source)  # before the slow import of Beam
-    if dry_run:
-        _show_estimate(options, engine, as_json)
-        return
-    from beam_jobs import ingest
-    from beam_jobs.stages.dry_run import ResourceEstimator
-
-    if isinstance(engine, ResourceEstimator):
-        engine.check(options)
-    with engine.open() as make_pipeline:
-        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress)
-    if as_json:
-        print_json(result.to_json())
-        return
-    path = out if is_remote(out) else os.path.abspath(out)
-    rejects = [("rejects", join(path, manifest.REJECTS_NAME))] if result.counts.rejected else []
-    click.echo(aligned([*dataset_lines(result), *rejects, ("dataset", path)]))
+    return options, engine
 
 
 def _section_settings(section: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
@@ -27,6 +28,7 @@ from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.verify_job import verify_on_runner
 from beam_jobs.stages.write import WriteTask
+from pipeline.cli import dataflow_template
 from tests.beam_jobs.runs import shards_under
 from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
@@ -141,6 +143,65 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         code = zipfile.ZipFile(io.BytesIO(storage.read_bytes(package))).read("beam_jobs/stages/transforms.py")
         assert code == Path(transforms.__file__).read_bytes()
         assert not any("main_session" in path for path in staged(job))
+
+
+# What `service` does in this process, in the processes of the command that a worker starts.
+PATCHED = """
+import sys
+if "ingest" in sys.orig_argv:
+    from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator as Validator
+    from google.auth.credentials import CredentialsWithRegionalAccessBoundary as Credentials
+    Validator.validate_endpoint_url = lambda *_: True
+    Credentials._is_regional_access_boundary_lookup_required = lambda _: False
+"""
+
+
+@pytest.fixture
+def patched_commands(worker_python) -> Iterator[None]:
+    (packages,) = Path(worker_python).parent.parent.glob("lib/python*/site-packages")
+    hook = packages / "sitecustomize.py"
+    hook.write_text(PATCHED)
+    yield
+    hook.unlink()
+
+
+def launched(template: str, service) -> dataflow_service.Job:
+    """Sends the job of a template, as the service itself does, and waits for its end."""
+    url = f"{service.url}v1b3/projects/my-project-1/locations/us-central1/jobs"
+    with urlopen(Request(url, data=storage.read_bytes(template), method="POST"), timeout=30):
+        job = service.jobs[0]
+    deadline = time.monotonic() + 240
+    while job.state == "JOB_STATE_RUNNING" and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return job
+
+
+@pytest.mark.usefixtures("patched_commands")
+def test_a_template_runs_the_whole_ingest_on_workers(photos, dataset, bucket, service):
+    source, out, config = bucket.put_tree("photos", photos), f"{bucket.url}/out", f"{bucket.url}/pipeline.yaml"
+    settings = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}
+    endpoint = f"--dataflow_endpoint={service.url}"
+    storage.write_bytes(config, json.dumps({"ingest": settings, "engine": {"beam_args": [endpoint]}}).encode())
+    parameters = [
+        f"--source={source}",
+        f"--out={out}",
+        f"--config={config}",
+        "--arguments=--runner-option num_workers=2",
+    ]
+    project = [f"--{name}={value}" for name, value in PROJECT.items()]
+    template = f"{bucket.url}/template"
+    made = [*project, f"--temp_location={bucket.url}/tmp", "--job_name=photos", f"--template_location={template}"]
+    dataflow_template.launch([*parameters, *made])
+    assert not service.jobs
+    job = launched(template, service)
+    assert job.state == "JOB_STATE_DONE", job.log
+    names = [job.description["name"] for job in service.jobs]
+    workers = [job.description["environment"]["workerPools"][0]["numWorkers"] for job in service.jobs]
+    assert (names, workers) == (["photos", "photos-examine", "photos-write"], [1, 2, 2])
+    written = {
+        name: storage.read_bytes(f"{out}/{name}") for name, *_ in storage.walk_files(out) if name.endswith(".tfrecord")
+    }
+    assert written == shards_under(dataset)
 
 
 def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos, bucket, service, tmp_path):

@@ -1,0 +1,190 @@
+"""The Flex Template of Dataflow: a job that runs `feedline ingest`, so that no machine outside has to stay awake.
+
+The service takes one graph from a template, and an ingest has two, with a plan between them. So the graph is one step:
+a worker runs the command, which starts the two jobs, plans and publishes. When the step fails, the service repeats it,
+and the command continues after the finished work.
+
+`Dockerfile` has the image, and `dataflow_template.json` the parameters as the service shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import storage
+from beam_jobs.common import child_python
+from beam_jobs.common.settings import fields
+from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.runners import dataflow
+
+if TYPE_CHECKING:
+    from beam_jobs.options import IngestOptions
+
+_LOGGER = logging.getLogger(__name__)
+_ERROR = "feedline: error: "
+_SETTINGS = {"machine_type": "worker_machine_type"}  # destination of an argument of Beam -> setting with another name
+
+
+def main() -> None:
+    """Runs as the program that the launcher of Dataflow starts. Exit codes of errors are those of `feedline`."""
+    from pipeline.cli import errors
+
+    try:
+        launch(sys.argv[1:])
+    except Exception as error:  # noqa: BLE001 - every error is printed as one line
+        sys.exit(errors.fail(errors.to_error_report(error), as_json=False))
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """Writes the graph of the job for the service, or starts the job if the arguments name no `--template_location`.
+
+    Args:
+      arguments: parameters of the template and arguments of Beam. The project, the workers and their code are those of
+        the ingest; the job itself has one worker of the same type.
+
+    Raises:
+      OptionError: a parameter, or a setting of the ingest, is unknown or not allowed.
+    """
+    from beam_jobs.runners import dataflow_jobs
+
+    parameters, beam_arguments = parser().parse_known_args(arguments)
+    step = RunIngest(command_line(parameters, beam_arguments), parameters.config, _read_config(parameters))
+    options, engine = step.read_request()
+    engine.check(options)
+    single = dataclasses.replace(engine, num_workers=1, max_num_workers=1, autoscaling_algorithm="NONE")
+    with tempfile.TemporaryDirectory(prefix="feedline-template-") as directory:
+        own = [*beam_arguments, *single.arguments(directory)]
+        pipeline = dataflow_jobs.pipelines(own, [f"--job_name={engine.job_name}"])()
+        pipeline | step.label >> step
+        pipeline.run()  # the service starts the job after the end of this process
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the parameters of the template."""
+    found = argparse.ArgumentParser(prog="feedline-dataflow-template", description=__doc__, allow_abbrev=False)
+    found.add_argument("--source", required=True)
+    found.add_argument("--out", required=True)
+    found.add_argument("--config", default="")
+    found.add_argument("--arguments", default="")
+    return found
+
+
+@dataclass
+class RunIngest(beam.PTransform):
+    """Runs `feedline ingest` on a worker, and writes its output to the log of the worker.
+
+    Attributes:
+      arguments: arguments of the command, without `--config`.
+      config_name: path of the file of settings, whose name is in messages; empty for none.
+      config: content of the file of settings.
+    """
+
+    arguments: Sequence[str]
+    config_name: str = ""
+    config: bytes = b""
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[None]:
+        """Builds the step."""
+        return root | "Start" >> beam.Impulse() | "Ingest" >> beam.ParDo(_Run(self))
+
+    def read_request(self) -> tuple[IngestOptions, dataflow.Options]:
+        """Returns the options and the engine of the ingest.
+
+        Raises:
+          OptionError: one of them is unknown or not allowed.
+        """
+        from pipeline.cli import cli, ingest
+
+        program = cli.make_context("feedline", ["ingest"])
+        with self.arguments_with_config() as arguments:
+            context = ingest.command.make_context("ingest", list(arguments), parent=program)
+            values = {name: value for name, value in context.params.items() if name not in ("as_json", "dry_run")}
+            options, engine = ingest.read_request(context.command, **values)
+        return options, cast("dataflow.Options", engine)  # other runners refuse the settings of this one
+
+    @contextlib.contextmanager
+    def arguments_with_config(self) -> Iterator[Sequence[str]]:
+        """Yields the arguments of the command, while the file of settings exists."""
+        if not self.config_name:
+            yield self.arguments
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, os.path.basename(self.config_name))
+            storage.write_bytes(path, self.config)
+            yield [*self.arguments, "--config", path]
+
+
+class _Run(beam.DoFn):
+    def __init__(self, ingest: RunIngest) -> None:
+        self._ingest = ingest
+
+    def process(self, element: bytes) -> None:
+        """Runs the command to its end.
+
+        Raises:
+          FeedlineError: it failed; the text is its error.
+        """
+        with self._ingest.arguments_with_config() as arguments:
+            code = "from pipeline import entry; entry.main()"
+            command = child_python.command(code, "ingest", *arguments, working_directory=False)
+            environment = child_python.environment(working_directory=False)
+            with subprocess.Popen(  # noqa: S603 - this very Python, on this very code
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                encoding="utf-8",
+                errors="replace",
+            ) as process:
+                line = ""
+                for line in map(str.rstrip, process.stdout or ()):
+                    _LOGGER.info("%s", line)
+        if process.returncode:
+            raise FeedlineError(line.removeprefix(_ERROR) or f"feedline ended with code {process.returncode}")
+
+
+def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of the command: parameters of the template, and the job's project, workers and code.
+
+    Raises:
+      OptionError: the parameter `arguments` has an open quotation.
+    """
+    command = [parameters.source, "--out", parameters.out, "--runner", "dataflow"]
+    given = PipelineOptions(list(beam_arguments)).get_all_options(drop_default=True)
+    settings = {_SETTINGS.get(name, name): value for name, value in given.items()}
+    if labels := settings.get("labels"):
+        settings["labels"] = dict(label.split("=", 1) for label in labels)
+    for name in fields(dataflow.Options):
+        if name in settings and name != "setup_file":
+            value = settings[name]
+            text = value if isinstance(value, str) else json.dumps(value)
+            command += ["--runner-option", f"{name}={text}"]
+    try:
+        return [*command, *shlex.split(parameters.arguments)]
+    except ValueError as error:
+        raise OptionError(f"arguments is {parameters.arguments!r}: {error}; quote them as for a shell") from error
+
+
+def _read_config(parameters: argparse.Namespace) -> bytes:
+    if not parameters.config:
+        return b""
+    try:
+        return storage.read_bytes(parameters.config)
+    except OSError as error:
+        raise OptionError(f"config is {parameters.config!r}, which cannot be read: {error}") from error
