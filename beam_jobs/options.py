@@ -271,7 +271,8 @@ class IngestOptions(Options):
       http: how images are fetched from web servers.
       allow_buckets: bucket that a table may name besides its own and that of `out`, such as s3://photos. It is read
         with the credentials of this process.
-      plan_memory_mb: memory of the database that plans splits and shards, in MB; what exceeds it is written to a disk.
+      plan_memory_mb: memory of the database that plans splits and shards, in MB, and half as much, later, for the rows
+        that are sorted; what exceeds it is written to a disk.
       spill_dir: local directory for what exceeds `plan_memory_mb`; by default the work directory, or that of temporary
         files if the work directory is in a store.
       threads: threads per worker; 0 is one per core. They work on one unit of work.

@@ -257,7 +257,8 @@ class _PlannedRows:
             written = old.filter(pc.greater_equal(old["shard"], 0))
             schemas.count_float32_changes(self.float32_changes, written["extra"])
         pool = ThreadPoolExecutor(2, thread_name_prefix="feedline-rows")
-        sorter = RowSorter(os.path.join(tables.spill, "rows.arrow"), tables.new, tables.facts_bytes, pool)
+        path, memory = os.path.join(tables.spill, "rows.arrow"), options.plan_memory_mb * 10**6 // 2
+        sorter = RowSorter(path, tables.new, tables.facts_bytes, memory, pool)
         try:
             *self.splits, self.dropped = self._write(sorter, pool)
         finally:

@@ -1,7 +1,6 @@
 """Sorts more rows than fit in memory: the facts of the images, in the order of the shards.
 
-Rows are collected to some hundred megabytes, divided by ranges of their hashes, and appended to a file with one batch
-per range. A range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges
+Rows are collected up to a limit, divided by ranges of their hashes, and appended to a file with one batch per range. A range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges
 are about equal. The database sorts as well, but these rows have thirty columns, mostly texts, which it moves slowly.
 """
 
@@ -21,8 +20,6 @@ import pyarrow.compute as pc
 from beam_jobs.planning import near_duplicates
 from beam_jobs.storage import disk
 
-_SORTED_BYTES = 64 << 20  # of the rows that are sorted at once
-_PENDING_BYTES = 128 << 20  # of the rows that are divided and written at once
 _FILE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _ORDER = [("order_hash", "ascending"), ("key", "ascending")]
 
@@ -38,15 +35,18 @@ class _Part:
 class RowSorter:
     """Sorts the rows of each place by `order_hash` and `key`. A full or failing disk is a `DiskError`."""
 
-    def __init__(self, path: str, images: int, table_bytes: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, path: str, images: int, table_bytes: int, memory_bytes: int, pool: ThreadPoolExecutor) -> None:
         """Starts before the first row.
 
         Args:
           path: local path of a temporary file, which is written if the rows exceed the memory.
           images: number of all rows.
           table_bytes: their estimated size; they count as larger if the first ones are.
+          memory_bytes: size of all rows that are in memory at a time, roughly.
           pool: threads that write, read and sort.
         """
+        # At a time, rows are collected while earlier ones are divided into a copy; two groups are sorted, each into a copy.
+        self._pending_limit, self._sorted_bytes = memory_bytes // 4, memory_bytes // 8
         self._path, self._images, self._table_bytes, self._pool = path, images, table_bytes, pool
         self._ranges = 0  # unknown before the first rows
         self._parts: dict[int, dict[int, list[_Part]]] = defaultdict(lambda: defaultdict(list))
@@ -64,7 +64,7 @@ class RowSorter:
         if len(rows):
             self._pending.append(rows)
             self._pending_bytes += rows.nbytes
-        if self._pending_bytes >= _PENDING_BYTES:
+        if self._pending_bytes >= self._pending_limit:
             self._divide_pending(write=True)
 
     def finish(self) -> None:
@@ -108,7 +108,7 @@ class RowSorter:
         tables.clear()  # their memory is not needed any more
         if not self._ranges:
             size = max(self._table_bytes, rows.nbytes * self._images // len(rows))
-            self._ranges = max(1, size // _SORTED_BYTES)
+            self._ranges = max(1, size // self._sorted_bytes)
         # The upper half of a hash decides its range.
         ranges = ((rows["order_hash"].to_numpy() >> 32) * np.uint64(self._ranges) >> 32).astype(np.int64)
         numbers = rows["place"].to_numpy() * self._ranges + ranges
@@ -133,7 +133,7 @@ class RowSorter:
         group: list[_Part] = []
         for number in sorted(parts):
             group += parts.pop(number)
-            if sum(part.bytes for part in group) >= _SORTED_BYTES / 2:
+            if sum(part.bytes for part in group) >= self._sorted_bytes / 2:
                 yield group
                 group = []
         if group:

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pytest
 
 from beam_jobs.errors import DiskError
-from beam_jobs.planning import row_sorter
 from beam_jobs.planning.row_sorter import RowSorter
 
 PLACES = 3
@@ -29,27 +28,25 @@ def rows(count: int, seed: int = 0) -> pa.Table:
     )
 
 
-def sort(tables: list[pa.Table], path, places: int = PLACES, table_bytes: int = 0) -> list[pa.Table]:
+def sort(tables: list[pa.Table], path, memory_bytes: int = 1 << 30) -> list[pa.Table]:
     """Returns the sorted rows of each place."""
     with (
         ThreadPoolExecutor(2) as pool,
-        closing(RowSorter(str(path), sum(map(len, tables)), table_bytes, pool)) as sorter,
+        closing(RowSorter(str(path), sum(map(len, tables)), 0, memory_bytes, pool)) as sorter,
     ):
         for table in tables:
             sorter.add(table)
         sorter.finish()
-        return [pa.concat_tables([tables[0].slice(0, 0), *sorter.read(place)]) for place in range(places)]
+        return [pa.concat_tables([tables[0].slice(0, 0), *sorter.read(place)]) for place in range(PLACES)]
 
 
 @pytest.mark.parametrize("written", ["none", "some", "all"])
-def test_rows_of_each_place_are_in_the_order_of_hash_and_key(written, tmp_path, monkeypatch):
+def test_rows_of_each_place_are_in_the_order_of_hash_and_key(written, tmp_path):
     tables = [rows(1000, seed) for seed in range(5)]
-    limit = {"none": 1 << 30, "some": 2 * tables[0].nbytes, "all": 1}[written]
-    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", limit)
-    monkeypatch.setattr(row_sorter, "_SORTED_BYTES", tables[0].nbytes // 10)
+    memory = tables[0].nbytes * {"none": 100, "some": 8, "all": 1}[written]
     keys = [(name, "ascending") for name in ("place", "order_hash", "key")]
     expected = pa.concat_tables(tables).sort_by(keys)
-    assert pa.concat_tables(sort(tables, tmp_path / "rows")).equals(expected)
+    assert pa.concat_tables(sort(tables, tmp_path / "rows", memory)).equals(expected)
     assert (tmp_path / "rows").exists() is (written != "none")
 
 
@@ -64,19 +61,19 @@ def test_no_rows_and_no_rows_of_a_place(tmp_path):
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["size", "first rows"])
-def test_few_rows_are_sorted_at_once(tmp_path, monkeypatch, is_known):
-    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", 1)
+def test_few_rows_are_sorted_at_once(tmp_path, is_known):
     table = rows(20_000)
     images, table_bytes = (0, table.nbytes) if is_known else (len(table), 0)
-    monkeypatch.setattr(row_sorter, "_SORTED_BYTES", table.nbytes // 20)
-    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(tmp_path / "rows"), images, table_bytes, pool)) as sorter:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(RowSorter(str(tmp_path / "rows"), images, table_bytes, table.nbytes // 2, pool)) as sorter,
+    ):
         sorter.add(table)
         sorter.finish()
         sizes = [part.nbytes for place in range(PLACES) for part in sorter.read(place)]
     assert max(sizes) < table.nbytes / 10
 
 
-def test_a_full_disk_is_one_line(monkeypatch):
-    monkeypatch.setattr(row_sorter, "_PENDING_BYTES", 1)
+def test_a_full_disk_is_one_line():
     with pytest.raises(DiskError, match="No space left on device while planning"):
-        sort([rows(10_000)], "/dev/full")
+        sort([rows(10_000)], "/dev/full", 1 << 16)
