@@ -1,7 +1,8 @@
 """The fingerprint of a source identifies it by keys, labels and content.
 
-Names and times alone do not show whether images changed. The listing of an object store has checksums; an index, like
-that of git, remembers the digests of local files, so that only files are read whose status has changed since.
+Names and times alone do not show whether images changed. Object stores have checksums, in the listing or in the
+metadata of an object; an index, like that of git, remembers the digests of local files, so that only files are read
+whose status has changed since.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from beam_jobs import storage
@@ -24,6 +25,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.options import IngestOptions
 from beam_jobs.rejects import Reject
+from beam_jobs.sources import http_fetch
 from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
@@ -36,7 +38,8 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     """Returns the sha256, in hex, of the entries and image files of a source.
 
     Moving an image to another class, renaming it, or editing it with unchanged size and time changes the fingerprint; a
-    new modification time does not. An object of S3 that is uploaded again may have another ETag, which does.
+    new modification time does not. An object of S3 that is uploaded again may have another ETag, which does, and so does
+    another position of an image in an archive in a store.
 
     Args:
       options: options of the ingest.
@@ -51,7 +54,13 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
     reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
     with FileIndex(index, options.limits.max_bytes) as files:
-        describe = partial(_describe, reader=reader, files=files, rejecting=options.unreadable == "reject")
+        describe = partial(
+            _describe,
+            reader=reader,
+            files=files,
+            stored_checksum=lru_cache(_CHECKSUMS)(_stored_checksum),
+            rejecting=options.unreadable == "reject",
+        )
         for line in map_ordered(describe, source.entries(), options.thread_count, _CHUNK_FILES):
             hasher.update(line)
         files.forget_others()
@@ -67,7 +76,18 @@ def dataset_fingerprint(dataset: Manifest) -> str:
     return dataset.to_json()["checksum"]
 
 
-def _describe(entry: ImageRef | Reject, reader: Reader, files: FileIndex, rejecting: bool) -> bytes:
+def _stored_checksum(path: str) -> str:
+    """Returns checksum and size of an object as its store knows them; empty if it must be read."""
+    if storage.is_remote(path) and not http_fetch.is_url(path):
+        with contextlib.suppress(OSError):  # the reader says more
+            found = storage.describe(path)
+            return f"{found.checksum} {found.bytes}" if found.checksum else ""
+    return ""
+
+
+def _describe(
+    entry: ImageRef | Reject, reader: Reader, files: FileIndex, stored_checksum: Callable[[str], str], rejecting: bool
+) -> bytes:
     if isinstance(entry, Reject):
         return json.dumps(schemas.reject_row(entry), sort_keys=True).encode()
     row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _IGNORED_COLUMNS}
@@ -76,7 +96,10 @@ def _describe(entry: ImageRef | Reject, reader: Reader, files: FileIndex, reject
     listed = f"{entry.checksum} {entry.bytes}" if entry.checksum else ""
 
     def digest(uri: str, slice_text: str) -> str:
-        return files.digest(reader.path(uri, slice_text), slice_text, lambda: reader.read(uri, slice_text))
+        path = reader.path(uri, slice_text)
+        if stored := stored_checksum(path):
+            return f"{stored} {slice_text}".rstrip()
+        return files.digest(path, slice_text, lambda: reader.read(uri, slice_text))
 
     try:
         digests = (
@@ -104,6 +127,7 @@ class _Status(NamedTuple):
 
 _TICK_NS = 2 * 10**9  # FAT has the coarsest times
 _COMMIT_ROWS = 1000
+_CHECKSUMS = 1024  # of archives; thousands of images in a row may be in one
 _CHUNK_FILES = 16  # of a thread at a time; most take microseconds
 _TABLE = """CREATE TABLE IF NOT EXISTS files (
     path BLOB, slice BLOB, bytes INT, mtime_ns INT, ctime_ns INT, inode INT, sha256 BLOB, run TEXT,

@@ -79,10 +79,17 @@ def size(path: str) -> int:
     Raises:
       OSError: there is no such file.
     """
-    if not is_remote(path):
-        return os.stat(path).st_size
+    return describe(path).bytes if is_remote(path) else os.stat(path).st_size
+
+
+def describe(path: str) -> ListedObject:
+    """Returns what the store of a remote file knows of it; the file is not read.
+
+    Raises:
+      OSError: there is no such file.
+    """
     with _remote(path) as store:
-        return store.size(path)
+        return store.describe(path)
 
 
 def open_read(path: str) -> BinaryIO:
@@ -198,8 +205,7 @@ def checksum(path: str) -> int:
       OSError: the file is missing or not readable.
     """
     if is_remote(path):
-        with _remote(path) as store:
-            stored = store.crc32c(path)
+        stored = describe(path).crc32c
         if stored is not None:
             return stored
     value = 0

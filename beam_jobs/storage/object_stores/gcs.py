@@ -145,17 +145,11 @@ class GcsStore(SortedStore):
         """See `Store`."""
         return self._gcsio.exists(path)
 
-    def size(self, path: str) -> int:
+    def describe(self, path: str) -> ListedObject:
         """See `Store`."""
         blob = self._blob(path)
         blob.reload()
-        return blob.size
-
-    def crc32c(self, path: str) -> int | None:
-        """See `Store`."""
-        blob = self._blob(path)
-        blob.reload()
-        return _crc32c(blob)
+        return _listed(blob)._replace(path=path)
 
     def delete(self, path: str) -> None:
         """See `Store`. Beam's filesystem would treat the name as a pattern."""
@@ -173,7 +167,8 @@ class GcsStore(SortedStore):
         offset = start + after if after else None
         blobs = self._gcsio.client.list_blobs(bucket, prefix=start, start_offset=offset, fields=fields)
         for page in blobs.pages:  # from the offset itself on; from the first name on in emulators
-            yield [_listed(blob, start) for blob in page if offset is None or blob.name > offset]
+            objects = [_listed(blob) for blob in page if offset is None or blob.name > offset]
+            yield [entry._replace(path=entry.path.removeprefix(start)) for entry in objects]
 
     def _blob(self, path: str) -> Any:
         try:
@@ -191,10 +186,10 @@ def _is_complete(blob: Any, offset: int, data: bytes) -> bool:
     return offset + len(data) >= blob.size
 
 
-def _listed(blob: Any, start: str) -> ListedObject:
+def _listed(blob: Any) -> ListedObject:
     mtime_ns = int(blob.updated.timestamp() * 1e9)
     checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of others has no MD5
-    return ListedObject(blob.name.removeprefix(start), blob.size, mtime_ns, checksum, _crc32c(blob))
+    return ListedObject(blob.name, blob.size, mtime_ns, checksum, _crc32c(blob))
 
 
 def _crc32c(blob: Any) -> int | None:
@@ -206,7 +201,7 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, store: GcsStore, path: str) -> None:
         super().__init__()
-        self._store, self._path, self._size = store, path, store.size(path)
+        self._store, self._path, self._size = store, path, store.describe(path).bytes
         self._position = 0
 
     def readable(self) -> bool:

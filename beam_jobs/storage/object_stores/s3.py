@@ -86,16 +86,17 @@ class S3Store(SortedStore):
     def exists(self, path: str) -> bool:
         """See `Store`."""
         try:
-            self.size(path)
+            self.describe(path)
         except Exception as error:
             if http_status(error) == 404:
                 return False
             raise
         return True
 
-    def size(self, path: str) -> int:
+    def describe(self, path: str) -> ListedObject:
         """See `Store`."""
-        return self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path))).size
+        found = self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path)))
+        return ListedObject(path, found.size, int(found.last_modified.timestamp() * 1e9), found.etag or "")
 
     def delete(self, path: str) -> None:
         """See `Store`."""

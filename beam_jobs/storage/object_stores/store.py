@@ -21,7 +21,7 @@ class ListedObject(NamedTuple):
     """One object of a listing.
 
     Attributes:
-      path: path relative to the prefix of the listing.
+      path: path relative to the prefix of the listing, or full path.
       bytes: size.
       mtime_ns: modification time, in ns.
       checksum: text of the store that differs for other content, and may differ for equal content; else empty.
@@ -77,13 +77,10 @@ class Store:
         """Returns whether an object exists."""
         return self._system.exists(path)
 
-    def size(self, path: str) -> int:
-        """Returns the size of an object in bytes."""
-        return self._system.metadata(path).size_in_bytes
-
-    def crc32c(self, path: str) -> int | None:
-        """Returns the crc32c of an object where the store knows it."""
-        return None
+    def describe(self, path: str) -> ListedObject:
+        """Returns what a listing says of one object, with its full path."""
+        found = self._system.metadata(path)
+        return ListedObject(path, found.size_in_bytes, int(found.last_updated_in_seconds * 1e9))
 
     def delete(self, path: str) -> None:
         """Deletes an object, or all objects below a path that ends in a slash."""

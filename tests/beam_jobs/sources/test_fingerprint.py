@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import tarfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -302,23 +303,52 @@ def test_an_index_that_cannot_be_written_is_done_without(source):
     assert read_with("/proc/nowhere/index", source)[0] == fingerprint(source)
 
 
+NAMES = ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")
+
+
+@contextlib.contextmanager
+def bucket(scheme: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[tuple[str, Callable]]:
+    """Yields the URL of a new bucket, and a function that stores an object."""
+    if scheme == "s3":
+        url = s3_server.new_bucket(monkeypatch)
+        yield url, functools.partial(s3_server.put, url)
+    else:
+        with gcs_server.serving(monkeypatch, directory) as server:
+            yield "gs://bucket", server.objects.__setitem__
+
+
+def put_folder(put: Callable, contents: dict[str, bytes]) -> str:
+    for name, data in contents.items():
+        put(f"photos/{name}", data)
+    return "photos"
+
+
+def put_table(put: Callable, contents: dict[str, bytes]) -> str:
+    folder = put_folder(put, contents)
+    put("photos.csv", "".join(["image,label\n", *(f"{folder}/{name},cat\n" for name in contents)]).encode())
+    return "photos.csv"
+
+
+def put_archive(put: Callable, contents: dict[str, bytes]) -> str:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    put("photos.tar", stream.getvalue())
+    return "photos.tar"
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_the_listing_of_a_store_says_what_its_objects_hold(source, scheme, monkeypatch, tmp_path):
-    with contextlib.ExitStack() as stack:
-        if scheme == "s3":
-            url = s3_server.new_bucket(monkeypatch)
-            put = functools.partial(s3_server.put, url)
-        else:
-            server = stack.enter_context(gcs_server.serving(monkeypatch, tmp_path))
-            url, put = "gs://bucket", server.objects.__setitem__
-        names = ["photos/cat/a.jpg", "photos/cat/b.jpg", "photos/dog/c.jpg"]
-        for name in names:
-            put(name, name.encode())
-        read = []
+@pytest.mark.parametrize("store", [put_folder, put_table, put_archive], ids=lambda f: f.__name__)
+def test_a_store_knows_what_its_objects_contain(scheme, store, monkeypatch, tmp_path):
+    contents = {name: name.encode() for name in NAMES}
+    read = []
+    with bucket(scheme, monkeypatch, tmp_path) as (url, put):
         monkeypatch.setattr(Reader, "read", lambda *arguments: read.append(arguments) or b"")
-        before = fingerprint(f"{url}/photos")
-        put(names[0], names[0].encode())  # with another time
-        assert fingerprint(f"{url}/photos") == before
-        put(names[0], names[0].encode()[::-1])
-        assert fingerprint(f"{url}/photos") != before
-        assert read == []
+        before = fingerprint(f"{url}/{store(put, contents)}")
+        assert fingerprint(f"{url}/{store(put, contents)}") == before  # with another time
+        changed = contents | {NAMES[0]: contents[NAMES[0]][::-1]}
+        assert fingerprint(f"{url}/{store(put, changed)}") != before
+    assert read == []
