@@ -1,7 +1,8 @@
 """Sorts more rows than fit in memory: the facts of the images, in the order of the shards.
 
-Rows are collected up to a limit, divided by ranges of their hashes, and appended to a file with one batch per range. A range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges
-are about equal. The database sorts as well, but these rows have thirty columns, mostly texts, which it moves slowly.
+Rows are collected up to a limit, divided by ranges of their hashes, and appended to a file with one batch per range. A
+range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges are about
+equal. The database sorts as well, but these rows have thirty columns, mostly texts, which it moves slowly.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class RowSorter:
           memory_bytes: size of all rows that are in memory at a time, roughly.
           pool: threads that write, read and sort.
         """
-        # At a time, rows are collected while earlier ones are divided into a copy; two groups are sorted, each into a copy.
+        # Rows are collected while earlier ones are divided into a copy; later, two groups are sorted, each into a copy.
         self._pending_limit, self._sorted_bytes = memory_bytes // 4, memory_bytes // 8
         self._path, self._images, self._table_bytes, self._pool = path, images, table_bytes, pool
         self._ranges = 0  # unknown before the first rows

@@ -38,8 +38,8 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
     """Returns the sha256, in hex, of the entries and image files of a source.
 
     Moving an image to another class, renaming it, or editing it with unchanged size and time changes the fingerprint; a
-    new modification time does not. An object of S3 that is uploaded again may have another ETag, which does, and so does
-    another position of an image in an archive in a store.
+    new modification time does not. An object of S3 that is uploaded again may have another ETag, which does, and so
+    does another position of an image in an archive in a store.
 
     Args:
       options: options of the ingest.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import posixpath
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.dataset import schemas
+from beam_jobs.common.system import map_ordered
+from beam_jobs.dataset import schemas, shards
 from beam_jobs.dataset.manifest import MANIFEST_NAME, Manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from trainer.input.position import Host
@@ -68,12 +70,15 @@ class RecordIndex:
         return dataclasses.replace(self, **arrays, split_numbers=split_numbers)
 
 
-_COLUMNS = ("shard", "offset", "label_index")
+_STORE_THREADS = 16  # most of the time of a small object is waiting
+_SIZE = ["height", "width"]
 _SEVERAL = 2  # sizes of images: there is no common one
 
 
 def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
-    """Reads the index of a split from the image table: at most 40 bytes a record during reading, 20 afterwards.
+    """Reads the index of a split from the image table, 20 bytes a record; a file of the table at a time.
+
+    Files of a store are read by several threads.
 
     Raises:
       OptionError: there is no such split.
@@ -85,18 +90,20 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     manifest = storage.read_bytes(manifest_path)
     if json.loads(manifest)["digest"] != dataset.digest:
         raise DatasetChanged(replaced_message(path))
-    tables = dataset.image_paths(path)
-    parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    # Parts are copied into whole arrays: all parts, and arrays that join them, would take twice the memory.
+    try:
+        shard, offset, label = (np.empty(info.records, dtype) for dtype in (np.int32, np.int64, np.int64))
+    except (MemoryError, OverflowError, ValueError) as error:  # the manifest of a stranger may name any number
+        raise CorruptDataset(_mismatch(path, split)) from error
     sizes: set[tuple[int, int]] = set()
-    for images in schemas.read_images(tables, ["split", "shard", "offset", "label_index", "height", "width"]):
-        rows = images.filter(pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0)))
-        if len(rows) and pc.max(rows["shard"]).as_py() >= len(info.shards):
+    threads = _STORE_THREADS if storage.is_remote(path) else 1
+    end = 0
+    for columns in map_ordered(_PartReader(path, dataset, split, sizes), dataset.image_paths(path), threads):
+        start, end = end, end + len(columns[0])
+        if end > info.records:
             raise CorruptDataset(_mismatch(path, split))
-        for name, column in zip(_COLUMNS, parts, strict=True):
-            column.append(rows[name].to_numpy().astype(np.int32 if name == "shard" else np.int64))
-        if len(sizes) < _SEVERAL:
-            sizes.update(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
-    shard, offset, label = (_join(column) for column in parts)
+        shard[start:end], offset[start:end], label[start:end] = columns
+    shard = shard[:end]
     if not np.array_equal(np.bincount(shard, minlength=len(info.shards)), [item.records for item in info.shards]):
         raise CorruptDataset(_mismatch(path, split))
     if not _is_sorted(shard, offset):  # an ingest writes the rows in this order
@@ -113,11 +120,39 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     )
 
 
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    """Returns the parts as one array, and clears the list: their memory is free before the next column is joined."""
-    joined = np.concatenate(parts)
-    parts.clear()
-    return joined
+class _PartReader:
+    """Reads the records of a split in files of the image table: shard, offset and label; and the sizes of images."""
+
+    def __init__(self, path: str, dataset: Manifest, split: str, sizes: set[tuple[int, int]]) -> None:
+        self._path, self._split, self._sizes = path, split, sizes
+        self._shards = len(dataset.split(split).shards)
+        self._own = {shards.part_name(split, number): number for number in range(self._shards)}
+        others = ((name, range(len(info.shards))) for name, info in dataset.splits.items() if name != split)
+        self._others = {shards.part_name(name, number) for name, numbers in others for number in numbers}
+
+    def __call__(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns int32 shards, int64 offsets and int64 labels."""
+        name = posixpath.basename(table)
+        # The workers name a file after its shard; other files have rows of any shard.
+        own = self._own.get(name)
+        columns = ["offset", "label_index", *(("split", "shard") if own is None else ())]
+        if len(self._sizes) < _SEVERAL:
+            columns += _SIZE
+        tables = [] if name in self._others else schemas.read_images([table], columns)
+        parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))]
+        for images in tables:
+            rows = images
+            if own is None:
+                rows = rows.filter(pc.and_(pc.equal(rows["split"], self._split), pc.greater_equal(rows["shard"], 0)))
+                if len(rows) and pc.max(rows["shard"]).as_py() >= self._shards:
+                    raise CorruptDataset(_mismatch(self._path, self._split))
+            shard = np.full(len(rows), own, np.int32) if own is not None else rows["shard"].to_numpy().astype(np.int32)
+            parts.append((shard, rows["offset"].to_numpy(), rows["label_index"].to_numpy()))
+            if columns[-1] in _SIZE:
+                sizes = rows.group_by(_SIZE).aggregate([])
+                self._sizes.update(zip(*(sizes[name].to_pylist() for name in _SIZE), strict=True))
+        shard, offset, label = map(np.concatenate, zip(*parts, strict=True))
+        return shard, offset, label
 
 
 def _mismatch(path: str, split: str) -> str:
