@@ -30,7 +30,7 @@ from components.dataset_gate.drift_and_skew import open_dataset
 from components.dataset_gate.limits import GateLimits
 from components.dataset_report.histograms import distributions
 from components.dataset_report.shown import open_images
-from trainer.input.order import load_index
+from trainer.input.index import load_index
 
 _SHARD_IMAGES = 2000
 _RECORD_BYTES = 100_000

@@ -36,7 +36,7 @@ from beam_jobs.stages.summary import Summary
 from beam_jobs.stages.write import SealedFile, ShardTask, Sidecar, shard_path, shard_tasks, sidecar_path
 from benchmarks.plan import examined_table
 from benchmarks.resident import peak_bytes
-from trainer.input.order import load_index
+from trainer.input.index import load_index
 
 _BUCKET = 8192  # images
 _CLASSES = 1000

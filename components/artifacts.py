@@ -31,7 +31,7 @@ class StoreFiles(filesystem.Filesystem):
     def exists(path: filesystem.PathType) -> bool:
         """Returns whether an object of this name exists, or one below it."""
         name = path.decode() if isinstance(path, bytes) else path
-        return storage.exists(name) or any(True for _ in storage.walk_files(name))
+        return storage.exists(name) or any(True for _ in storage.list_objects(name))
 
 
 def register_store_files() -> None:

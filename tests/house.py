@@ -25,9 +25,9 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 260,
-    "product lines": 52_600,
-    "code lines": 32_150,
+    "product files": 261,
+    "product lines": 52_650,
+    "code lines": 32_190,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

@@ -26,6 +26,7 @@ ALLOWED = {
 # Names with one underscore that are documented all the same.
 DOCUMENTED = {
     "_asdict",  # of a named tuple
+    "_replace",  # the same
     "_exit",  # of the module os
     "_make_beam_pipeline",  # of TFX's executors, for their subclasses
     "_thread",  # of the standard library

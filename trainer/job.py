@@ -26,7 +26,7 @@ from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
 from trainer.input.corrupt_records import clean_error_text, explain
-from trainer.input.order import replaced_message
+from trainer.input.index import replaced_message
 from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, epoch_records, make_dataset

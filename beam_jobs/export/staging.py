@@ -30,7 +30,7 @@ def check_remote(out: str) -> str:
     """
     url = out.rstrip("/")
     try:
-        first = next(storage.walk_files(url), None)
+        first = next(storage.list_objects(url), None)
         unfinished = storage.exists(storage.join(url, MARK)) and not storage.exists(storage.join(url, EXPORT_NAME))
     except OSError as error:
         raise OptionError(f"out is {out!r}, which cannot be listed: {error.strerror or error}") from error
@@ -85,7 +85,7 @@ def _read_mark(url: str) -> bytes:
 
 def _clear_remote(url: str) -> None:
     """Removes the files of an unfinished export; the mark last, so that this may be interrupted, too."""
-    for name in [name for name, _, _ in storage.walk_files(url) if name != MARK]:
+    for name in [name for name, *_ in storage.list_objects(url) if name != MARK]:
         storage.remove(storage.join(url, name))
     storage.remove(storage.join(url, MARK))
 

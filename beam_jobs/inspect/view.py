@@ -62,7 +62,7 @@ def name_below(file: str, path: str) -> str:
 
 
 def _remote_files(path: str) -> list[str]:
-    names = sorted(name for name, _, _ in storage.walk_files(path))
+    names = sorted(name for name, *_ in storage.list_objects(path))
     files = [storage.join(path, name) for name in names if not any(p[:1] in "._" for p in name.split("/") if p)]
     if not files:
         raise SourceError(f"{path} cannot be read: there is no such file, and none below it")

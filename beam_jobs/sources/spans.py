@@ -212,7 +212,7 @@ def _matching_names(directory: str, pattern: str) -> list[str]:
 
 def _remote(pattern: _Pattern) -> Iterable[Names]:
     # Object stores have no folders: the names of folders are parts of the names of objects.
-    return {tuple(path.split("/")[: len(pattern.names)]) for path, _, _ in storage.walk_files(pattern.base)}
+    return {tuple(path.split("/")[: len(pattern.names)]) for path, *_ in storage.list_objects(pattern.base)}
 
 
 def _choose(owner: str, kind: str, chosen: int | None, matches: list[tuple[str, _Match]]) -> tuple[int, list[_Match]]:

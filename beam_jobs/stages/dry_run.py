@@ -347,7 +347,7 @@ def check(options: IngestOptions) -> None:
 
 def _check_bucket(out: str) -> None:
     try:
-        next(storage.walk_files(out), None)
+        next(storage.list_objects(out), None)
     except FileNotFoundError as error:
         raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
     except OSError:  # without permission to list, writing may be permitted

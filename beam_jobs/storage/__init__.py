@@ -384,7 +384,7 @@ def list_files(directory: str) -> list[str]:
         if not os.path.isdir(directory):
             return []
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
-    return sorted(path for path, _, _ in walk_files(directory) if "/" not in path)
+    return sorted(entry.path for entry in list_objects(directory) if "/" not in entry.path)
 
 
 def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
@@ -401,16 +401,7 @@ def list_dirs(directory: str) -> list[str]:
     """Returns the sorted names of the directories in a directory; empty when it does not exist."""
     if not is_remote(directory):
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir()) if exists(directory) else []
-    return sorted({path.partition("/")[0] for path, _, _ in walk_files(directory) if "/" in path})
-
-
-def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
-    """Yields relative path, size in bytes and modification time in ns of every file below a remote directory.
-
-    Raises:
-      OSError: see `list_objects`.
-    """
-    return ((entry.path, entry.bytes, entry.mtime_ns) for entry in list_objects(directory))
+    return sorted({entry.path.partition("/")[0] for entry in list_objects(directory) if "/" in entry.path})
 
 
 def list_objects(directory: str) -> Iterator[ListedObject]:

@@ -111,5 +111,5 @@ def _check_split(folder: str, dataset: Manifest, split: str) -> None:
 
 def _read_sizes(folder: str) -> dict[str, int]:
     if storage.is_remote(folder):
-        return {path: size for path, size, _ in storage.walk_files(folder)}
+        return {path: size for path, size, *_ in storage.list_objects(folder)}
     return {entry.name: entry.stat().st_size for entry in os.scandir(folder)} if os.path.isdir(folder) else {}

@@ -121,7 +121,7 @@ def test_in_a_store_the_second_ingest_is_refused_and_after_a_kill_the_same_comma
     again = feedline("ingest", source, "--out", out)
     assert again.code == 0, again.err
     assert problems(out) == []
-    assert [name for name, _, _ in storage.walk_files(out) if name.startswith((".", "_"))] == []
+    assert [name for name, *_ in storage.list_objects(out) if name.startswith((".", "_"))] == []
 
 
 @pytest.mark.parametrize("job", [1, 2], ids=["before the shards", "after the shards"])

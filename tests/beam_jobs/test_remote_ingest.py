@@ -35,7 +35,7 @@ def options(source: str, out: str, **more) -> IngestOptions:
 
 
 def remote_shards(out: str) -> dict[str, bytes]:
-    names = (name for name, _, _ in storage.walk_files(out) if name.endswith(".tfrecord"))
+    names = (name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord"))
     return {name: storage.read_bytes(f"{out}/{name}") for name in names}
 
 
@@ -49,7 +49,7 @@ def test_a_dataset_is_written_to_a_bucket(photos, bucket, dataset):
     run(options(str(photos), f"{bucket}/out"))
     assert remote_shards(f"{bucket}/out") == shards_under(dataset)
     local = sorted(str(path.relative_to(dataset)) for path in Path(dataset).rglob("*") if path.is_file())
-    assert sorted(name for name, _, _ in storage.walk_files(f"{bucket}/out")) == local
+    assert sorted(name for name, *_ in storage.list_objects(f"{bucket}/out")) == local
     assert verify(f"{bucket}/out").problems == []
     with pytest.raises(OptionError, match="already holds a dataset"):
         run(options(str(photos), f"{bucket}/out"))

@@ -123,13 +123,15 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
     with chosen.open() as make_pipeline:
         run(options(source, out), make_pipeline)
     written = {
-        name: storage.read_bytes(f"{out}/{name}") for name, *_ in storage.walk_files(out) if name.endswith(".tfrecord")
+        name: storage.read_bytes(f"{out}/{name}")
+        for name, *_ in storage.list_objects(out)
+        if name.endswith(".tfrecord")
     }
     assert written == shards_under(dataset)
     with chosen.open(["verify"]) as make_pipeline:
         result = verify_on_runner(out, make_pipeline, f"{bucket.url}/reports")
     assert (result.records, result.problems) == (24, [])
-    assert not list(storage.walk_files(f"{bucket.url}/reports"))
+    assert not list(storage.list_objects(f"{bucket.url}/reports"))
     names = [job.description["name"] for job in service.jobs]
     assert names == ["feedline-examine", "feedline-write", "feedline-verify"]
     for job in service.jobs:
@@ -199,7 +201,9 @@ def test_a_template_runs_the_whole_ingest_on_workers(photos, dataset, bucket, se
     workers = [job.description["environment"]["workerPools"][0]["numWorkers"] for job in service.jobs]
     assert (names, workers) == (["photos", "photos-examine", "photos-write"], [1, 2, 2])
     written = {
-        name: storage.read_bytes(f"{out}/{name}") for name, *_ in storage.walk_files(out) if name.endswith(".tfrecord")
+        name: storage.read_bytes(f"{out}/{name}")
+        for name, *_ in storage.list_objects(out)
+        if name.endswith(".tfrecord")
     }
     assert written == shards_under(dataset)
 

@@ -23,7 +23,8 @@ from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, grows, missing, row
 from tests.trainer.batches import graph
 from trainer.input.batches import VALID
-from trainer.input.order import Order, RecordIndex
+from trainer.input.index import RecordIndex
+from trainer.input.order import Order
 from trainer.input.parse import KEY
 from trainer.input.position import Host
 from trainer.input.windowed_reader import plan_windows, read_windows

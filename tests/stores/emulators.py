@@ -51,7 +51,7 @@ class Bucket:
 
     def names(self, prefix: str = "") -> list[str]:
         """Returns the names of the objects below a prefix."""
-        return sorted(name for name, _, _ in storage.walk_files(f"{self.url}/{prefix}".rstrip("/")))
+        return sorted(name for name, *_ in storage.list_objects(f"{self.url}/{prefix}".rstrip("/")))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def options(source: str, out: str, **more) -> IngestOptions:
 
 
 def remote_shards(out: str) -> dict[str, bytes]:
-    names = (name for name, _, _ in storage.walk_files(out) if name.endswith(".tfrecord"))
+    names = (name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord"))
     return {name: storage.read_bytes(f"{out}/{name}") for name in names}
 
 

@@ -19,7 +19,10 @@ def put(bucket, *names: str) -> str:
 
 def test_what_is_written_is_read_listed_and_measured(bucket):
     url = put(bucket, "d/a b+ä%[1].txt", "d/deep/c", "d2/x", "e")
-    assert [(name, size) for name, size, _ in storage.walk_files(f"{url}/d")] == [("a b+ä%[1].txt", 16), ("deep/c", 8)]
+    assert [(name, size) for name, size, *_ in storage.list_objects(f"{url}/d")] == [
+        ("a b+ä%[1].txt", 16),
+        ("deep/c", 8),
+    ]
     assert storage.read_bytes(f"{url}/d/a b+ä%[1].txt") == "d/a b+ä%[1].txt".encode()
     assert (storage.size(f"{url}/e"), storage.exists(f"{url}/e"), storage.exists(f"{url}/d")) == (1, True, False)
     assert storage.list_dirs(url) == ["d", "d2"]
@@ -72,7 +75,7 @@ def test_what_is_removed_is_gone_and_its_namesakes_stay(bucket):
 def test_an_empty_object_is_an_object(bucket):
     storage.write_bytes(f"{bucket.url}/empty", b"")
     assert storage.read_bytes(f"{bucket.url}/empty") == b""
-    assert [(name, size) for name, size, _ in storage.walk_files(bucket.url)] == [("empty", 0)]
+    assert [(name, size) for name, size, *_ in storage.list_objects(bucket.url)] == [("empty", 0)]
 
 
 def test_threads_do_not_mix_what_they_read_and_write(bucket):
@@ -103,7 +106,7 @@ def test_denied_access_is_an_error_that_says_so_and_never_an_absence(bucket):
         assert not isinstance(told.value, FileNotFoundError)
         assert "\n" not in str(told.value)
     with pytest.raises(OSError, match=r"403|[Dd]enied|Forbidden"):
-        list(storage.walk_files(url))
+        list(storage.list_objects(url))
 
 
 def test_a_hiccup_of_the_store_is_not_noticed(bucket):

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from trainer.input.batches import VALID
-from trainer.input.order import Order, load_index, make_order
+from trainer.input.index import load_index
+from trainer.input.order import Order, make_order
 from trainer.input.parse import IMAGE_SEED, KEY
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset

@@ -17,7 +17,8 @@ from tests.trainer.batches import (
     read,
 )
 from tests.trainer.conftest import keys_of, rows_of
-from trainer.input.order import load_index, make_order
+from trainer.input.index import load_index
+from trainer.input.order import make_order
 from trainer.input.position import Position
 from trainer.input_fn import epoch_records, make_dataset
 

@@ -22,7 +22,7 @@ from tests.trainer.batches import (
     together,
 )
 from tests.trainer.conftest import keys_of
-from trainer.input.order import load_index
+from trainer.input.index import load_index
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, KEY, VALID, epoch_records, make_dataset
 from trainer.ops import IMAGE

@@ -26,7 +26,7 @@ from beam_jobs import storage
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import OptionError
-from trainer.input.order import RecordIndex
+from trainer.input.index import RecordIndex
 from trainer.input.parse import batch_ragged
 from trainer.input.windowed_reader import read_in_order
 from trainer.ops import IMAGE, Normalize, Op, apply_ops

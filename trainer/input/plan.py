@@ -20,7 +20,8 @@ from beam_jobs.storage import is_remote
 from trainer.input.cache import FILL_FACTOR, CacheChoice, choose_cache, write_on_disk
 from trainer.input.corrupt_records import find_excluded
 from trainer.input.download import ensure_readable
-from trainer.input.order import Order, RecordIndex, load_index, make_order
+from trainer.input.index import RecordIndex, load_index
+from trainer.input.order import Order, make_order
 from trainer.input.parse import DecodeRaw, adapt_ops_to_records, base_spec, columns_spec
 from trainer.input.position import Host
 from trainer.input.windowed_reader import Index

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from beam_jobs.storage import is_remote
-from trainer.input.order import WINDOWS_IN_MEMORY, Order, RecordIndex, replaced_message
+from trainer.input.index import RecordIndex, replaced_message
+from trainer.input.order import WINDOWS_IN_MEMORY, Order
 from trainer.input.position import Host
 from trainer.options import InputOptions
 

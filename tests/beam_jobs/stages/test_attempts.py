@@ -130,7 +130,7 @@ def test_a_job_that_does_everything_twice_at_once_loses_nothing(place, monkeypat
     twice(monkeypatch, "write_shard", seeds, place)
     counts = ingest.run(IngestOptions(source=str(source), out=place, **kill.OPTIONS)).counts
     assert counts.found == counts.written + sum(counts.rejects.values()) + counts.duplicates_dropped == 29
-    names = [name for name, _, _ in storage.walk_files(place)] if storage.is_remote(place) else files_under(Path(place))
+    names = [name for name, *_ in storage.list_objects(place)] if storage.is_remote(place) else files_under(Path(place))
     found = {name: storage.read_bytes(storage.join(place, name)) for name in names}
     assert found == files_under(Path(clean.out))
     assert manifest.load(place).digest == manifest.load(clean.out).digest

@@ -31,7 +31,7 @@ def store(request, tmp_path, monkeypatch) -> str:
 
 def files_under(root: str) -> list[str]:
     if storage.is_remote(root):
-        return sorted(path for path, _, _ in storage.walk_files(root))
+        return sorted(path for path, *_ in storage.list_objects(root))
     return sorted(str(found.relative_to(root)) for found in Path(root).rglob("*") if found.is_file())
 
 
@@ -191,10 +191,10 @@ def test_what_lies_below_a_remote_directory_is_listed_with_size_and_time(store):
     before = time.time_ns() - 10**9  # stores keep whole seconds
     for name in ("d/a b+ä", "d/deep/c", "d2/x", "e"):
         storage.write_bytes(storage.join(store, name), name.encode())
-    found = sorted(storage.walk_files(storage.join(store, "d")))
-    assert [(path, size) for path, size, _ in found] == [("a b+ä", 8), ("deep/c", 8)]
-    assert all(mtime_ns == 0 or before < mtime_ns < time.time_ns() + 10**9 for _, _, mtime_ns in found)
-    assert list(storage.walk_files(storage.join(store, "none"))) == []
+    found = sorted(storage.list_objects(storage.join(store, "d")))
+    assert [(path, size) for path, size, *_ in found] == [("a b+ä", 8), ("deep/c", 8)]
+    assert all(mtime_ns == 0 or before < mtime_ns < time.time_ns() + 10**9 for _, _, mtime_ns, *_ in found)
+    assert list(storage.list_objects(storage.join(store, "none"))) == []
 
 
 def test_directories_are_made_and_kept(tmp_path):
@@ -211,15 +211,15 @@ def test_a_listing_streams_page_by_page_in_the_order_of_the_names(monkeypatch):
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
     for number in range(5):
         s3_server.put(bucket, f"d/{number}", b"x")
-    listing = storage.walk_files(bucket)
+    listing = storage.list_objects(bucket)
     assert next(listing)[0] == "d/0"
-    assert [path for path, _, _ in listing] == ["d/1", "d/2", "d/3", "d/4"]
+    assert [path for path, *_ in listing] == ["d/1", "d/2", "d/3", "d/4"]
 
 
 def test_a_filesystem_that_lists_no_deeper_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectStore, "has_dirs", lambda _: True)
     with pytest.raises(OSError, match="cannot list the files below a folder"):
-        list(storage.walk_files(f"{SCHEME}://{tmp_path}"))
+        list(storage.list_objects(f"{SCHEME}://{tmp_path}"))
 
 
 def test_markers_of_folders_are_left_out(monkeypatch):
@@ -273,7 +273,7 @@ def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
     monkeypatch.setattr(s3, "_stores", [])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    for ask in (storage.exists, lambda path: list(storage.walk_files(path))):
+    for ask in (storage.exists, lambda path: list(storage.list_objects(path))):
         with pytest.raises(OSError, match="Could not connect to the endpoint URL"):
             ask("s3://bucket/x")
 

@@ -17,7 +17,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
 from trainer.input.cache import CacheChoice, _code_fingerprint, choose_cache, find_fixed_prefix, write_on_disk
-from trainer.input.order import RecordIndex, load_index
+from trainer.input.index import RecordIndex, load_index
 from trainer.input.parse import adapt_ops_to_records
 from trainer.input.position import Position
 from trainer.input_fn import FOREVER, make_dataset

@@ -11,7 +11,7 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests import image_table
-from trainer.input.order import RecordIndex, load_index
+from trainer.input.index import RecordIndex, load_index
 
 
 def index_of(directory, split="train") -> RecordIndex:

@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.errors import OptionError
-from trainer.input.order import WINDOWS_IN_MEMORY, Order, RecordIndex, make_order
+from trainer.input.index import RecordIndex
+from trainer.input.order import WINDOWS_IN_MEMORY, Order, make_order
 from trainer.options import InputOptions
 
 LABELS = ("cat", "dog", "owl")

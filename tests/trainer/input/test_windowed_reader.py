@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import tfrecord
-from trainer.input.order import Order, RecordIndex
+from trainer.input.index import RecordIndex
+from trainer.input.order import Order
 from trainer.input.position import Host
 from trainer.input.windowed_reader import ENDLESS, plan_data_service_windows, plan_windows, read_in_order, read_windows
 from trainer.options import InputOptions

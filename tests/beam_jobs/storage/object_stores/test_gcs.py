@@ -22,14 +22,14 @@ def server(monkeypatch, tmp_path):
 def test_a_listing_follows_its_pages(server):
     server.objects = {f"d/{name}": name.encode() for name in ("a", "b c", "deep/ä", "z")} | {"d/": b"", "d2/x": b"x"}
     updated = 1704164645 * 10**9 + 5 * 10**8
-    assert list(storage.walk_files("gs://bucket/d")) == [
+    assert [entry[:3] for entry in storage.list_objects("gs://bucket/d")] == [
         ("a", 1, updated),
         ("b c", 3, updated),
         ("deep/ä", 7, updated),
         ("z", 1, updated),
     ]
     assert len(server.asked) == 3
-    assert list(storage.walk_files("gs://bucket/none")) == []
+    assert list(storage.list_objects("gs://bucket/none")) == []
 
 
 def test_a_run_of_bytes_is_one_request_for_no_more(server):
@@ -78,4 +78,4 @@ def test_what_is_missing_is_an_os_error(server):
         with pytest.raises(FileNotFoundError):
             read("gs://bucket/none")
     with pytest.raises(OSError, match="gs://other"):
-        list(storage.walk_files("gs://other/x"))
+        list(storage.list_objects("gs://other/x"))

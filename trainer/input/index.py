@@ -1,0 +1,160 @@
+"""The index of the records of a split: where each record begins, read from the columns of the image table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from beam_jobs import storage
+from beam_jobs.common.system import map_ordered
+from beam_jobs.dataset import schemas, shards
+from beam_jobs.dataset.manifest import MANIFEST_NAME, Manifest
+from beam_jobs.errors import CorruptDataset, DatasetChanged
+from trainer.input.position import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordIndex:
+    """The records of one split, numbered from 0 in the order of the shards.
+
+    Attributes:
+      files: paths of the shards.
+      shard: int32[records], index of its file in `files`.
+      offset: int64[records], its first byte in the file.
+      label: int64[records], class index; -1 without exactly one label.
+      record_bytes: average size of a record in bytes.
+      size: height and width of all images in pixels; None if they differ.
+      split_numbers: int64[records], numbers among all records of the split, excluded ones included, so that neighbours
+        in a file have consecutive numbers; None if no record is excluded.
+      manifest: path and content of the `dataset.json` of the shards; None for a cache.
+    """
+
+    files: tuple[str, ...]
+    shard: np.ndarray
+    offset: np.ndarray
+    label: np.ndarray
+    record_bytes: float
+    size: tuple[int, int] | None = None
+    split_numbers: np.ndarray | None = None
+    manifest: tuple[str, bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def exclude(self, numbers: Collection[int]) -> RecordIndex:
+        """Returns the index without some records; the others are renumbered."""
+        return self._select(np.setdiff1d(np.arange(len(self)), np.fromiter(numbers, np.int64, len(numbers))))
+
+    def take_part(self, host: Host) -> RecordIndex:
+        """Returns the records of one host: consecutive ones, an equal share of all."""
+        bounds = np.linspace(0, len(self), host.count + 1).round().astype(np.int64)
+        return self._select(np.arange(bounds[host.index], bounds[host.index + 1]))
+
+    def _select(self, numbers: np.ndarray) -> RecordIndex:
+        arrays = {name: getattr(self, name)[numbers] for name in ("shard", "offset", "label")}
+        split_numbers = numbers if self.split_numbers is None else self.split_numbers[numbers]
+        return dataclasses.replace(self, **arrays, split_numbers=split_numbers)
+
+
+_STORE_THREADS = 16  # most of the time of a small object is waiting
+_SIZE = ["height", "width"]
+_SEVERAL = 2  # sizes of images: there is no common one
+
+
+def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
+    """Reads the index of a split from the image table, 20 bytes a record; a file of the table at a time.
+
+    Files of a store are read by several threads.
+
+    Raises:
+      OptionError: there is no such split.
+      CorruptDataset: the table is damaged or does not match the shards.
+      DatasetChanged: the dataset was replaced after its manifest was read.
+    """
+    info = dataset.split(split)
+    manifest_path = storage.join(path, MANIFEST_NAME)
+    manifest = storage.read_bytes(manifest_path)
+    if json.loads(manifest)["digest"] != dataset.digest:
+        raise DatasetChanged(replaced_message(path))
+    # Parts are copied into whole arrays: all parts, and arrays that join them, would take twice the memory.
+    try:
+        shard, offset, label = (np.empty(info.records, dtype) for dtype in (np.int32, np.int64, np.int64))
+    except (MemoryError, OverflowError, ValueError) as error:  # the manifest of a stranger may name any number
+        raise CorruptDataset(_mismatch(path, split)) from error
+    sizes: set[tuple[int, int]] = set()
+    threads = _STORE_THREADS if storage.is_remote(path) else 1
+    end = 0
+    for columns in map_ordered(_PartReader(path, dataset, split, sizes), dataset.image_paths(path), threads):
+        start, end = end, end + len(columns[0])
+        if end > info.records:
+            raise CorruptDataset(_mismatch(path, split))
+        shard[start:end], offset[start:end], label[start:end] = columns
+    shard = shard[:end]
+    if not np.array_equal(np.bincount(shard, minlength=len(info.shards)), [item.records for item in info.shards]):
+        raise CorruptDataset(_mismatch(path, split))
+    if not _is_sorted(shard, offset):  # an ingest writes the rows in this order
+        order = np.lexsort((offset, shard))
+        shard, offset, label = shard[order], offset[order], label[order]
+    return RecordIndex(
+        files=tuple(dataset.shard_paths(path, split)),
+        shard=shard,
+        offset=offset,
+        label=label,
+        record_bytes=info.bytes / max(1, info.records),
+        size=next(iter(sizes)) if len(sizes) == 1 else None,
+        manifest=(manifest_path, manifest),
+    )
+
+
+class _PartReader:
+    """Reads the records of a split in files of the image table: shard, offset and label; and the sizes of images."""
+
+    def __init__(self, path: str, dataset: Manifest, split: str, sizes: set[tuple[int, int]]) -> None:
+        self._path, self._split, self._sizes = path, split, sizes
+        self._shards = len(dataset.split(split).shards)
+        self._own = {shards.part_name(split, number): number for number in range(self._shards)}
+        others = ((name, range(len(info.shards))) for name, info in dataset.splits.items() if name != split)
+        self._others = {shards.part_name(name, number) for name, numbers in others for number in numbers}
+
+    def __call__(self, table: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns int32 shards, int64 offsets and int64 labels."""
+        name = posixpath.basename(table)
+        # The workers name a file after its shard; other files have rows of any shard.
+        own = self._own.get(name)
+        columns = ["offset", "label_index", *(("split", "shard") if own is None else ())]
+        if len(self._sizes) < _SEVERAL:
+            columns += _SIZE
+        tables = [] if name in self._others else schemas.read_images([table], columns)
+        parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))]
+        for images in tables:
+            rows = images
+            if own is None:
+                rows = rows.filter(pc.and_(pc.equal(rows["split"], self._split), pc.greater_equal(rows["shard"], 0)))
+                if len(rows) and pc.max(rows["shard"]).as_py() >= self._shards:
+                    raise CorruptDataset(_mismatch(self._path, self._split))
+            shard = np.full(len(rows), own, np.int32) if own is not None else rows["shard"].to_numpy().astype(np.int32)
+            parts.append((shard, rows["offset"].to_numpy(), rows["label_index"].to_numpy()))
+            if columns[-1] in _SIZE:
+                sizes = rows.group_by(_SIZE).aggregate([])
+                self._sizes.update(zip(*(sizes[name].to_pylist() for name in _SIZE), strict=True))
+        shard, offset, label = map(np.concatenate, zip(*parts, strict=True))
+        return shard, offset, label
+
+
+def _mismatch(path: str, split: str) -> str:
+    return f"the image table of {path} does not name the records that the shards of {split!r} hold; write it again"
+
+
+def _is_sorted(shard: np.ndarray, offset: np.ndarray) -> bool:
+    return not ((shard[1:] < shard[:-1]) | ((shard[1:] == shard[:-1]) & (offset[1:] < offset[:-1]))).any()
+
+
+def replaced_message(path: str) -> str:
+    """Returns the error message about a dataset that was replaced while it was read."""
+    return f"{path} was replaced by another dataset while it was read; start again to read the new one"
