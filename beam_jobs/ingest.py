@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from beam_jobs import storage
@@ -29,7 +31,7 @@ from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_w
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import append, examine, replace, resume, work_dir, write
+from beam_jobs.stages import append, examine, reject_table, replace, resume, work_dir, write
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.stages.publish import (
@@ -38,8 +40,6 @@ from beam_jobs.stages.publish import (
     dataset_options,
     producer,
     publish,
-    reason_counts,
-    rejects_table,
 )
 from beam_jobs.stages.scan import Bucket, Scan, scan
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
@@ -164,13 +164,12 @@ class _Ingest:
         needed = work_dir.min_bytes_to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
         with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
-            good, rejects = self._examine(listing)
+            good, reasons = self._examine(listing)
         old = self.existing
         if old and not good:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
-        spill = self.options.spill_dir or ("" if storage.is_remote(self.work) else self.work)
         with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             plan = make_plan(
@@ -180,13 +179,15 @@ class _Ingest:
                 self.source.label_kind,
                 old.images if old else (),
                 old.manifest.labels if old else (),
-                spill,
+                self._spill,
             )
-            retried_keys = self._retried_keys(paths, rejects)
+            retried_keys = self._retried_keys(paths)
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._report_plan(plan, warnings)
-        rejects = rejects_table(rejects, plan.rejects)
-        self._check_rejects(rejects, listing.found)
+        if plan.rejects:
+            planned = reject_table.from_rejects(plan.rejects)
+            reasons = self._write_rejects(itertools.chain([planned], schemas.read_rejects(self._rejects_path)))
+            self._check_rejects(reasons, listing.found)
         tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
@@ -195,12 +196,14 @@ class _Ingest:
             images=listing.found,
             label_kind=self.source.label_kind,
             work=self.work,
+            spill=self._spill,
             existing=old,
             keys=retried_keys,
             remarks=warnings,
         )
         written = Progress(sum(split.images for split in plan.splits))
         with self._on_disk("publishing"), work_dir.progress_file(self.work, "publishing", written):
+            rejects = schemas.read_rejects(self._rejects_path)
             result = publish(self.options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
@@ -219,12 +222,23 @@ class _Ingest:
             return entries
         return append.new_entries(entries, self.existing, self.options.retry_rejects)
 
-    def _retried_keys(self, facts_paths: list[str], rejects: pa.Table) -> frozenset[str]:
-        """Returns the keys of old rejects that this run examined."""
-        if not self.options.retry_rejects:
-            return frozenset()
-        tables = [rejects, *(schemas.read(path, ["key"]) for path in facts_paths)]
-        return frozenset(key for table in tables for key in table["key"].to_pylist())
+    def _retried_keys(self, facts_paths: list[str]) -> np.ndarray:
+        """Returns the digests of the keys of old rejects that this run examined."""
+        retried = self.options.retry_rejects
+        facts = (schemas.read(path, ["key"]) for path in facts_paths)
+        tables = itertools.chain(schemas.read_rejects(self._rejects_path), facts) if retried else ()
+        return append.key_digests(tables)
+
+    @property
+    def _rejects_path(self) -> str:
+        return storage.join(self.work, manifest.REJECTS_NAME)
+
+    @property
+    def _spill(self) -> str:
+        return self.options.spill_dir or ("" if storage.is_remote(self.work) else self.work)
+
+    def _write_rejects(self, tables: Iterable[pa.Table]) -> dict[str, int]:
+        return reject_table.write_sorted(self._rejects_path, tables, spill=self._spill)
 
     def _report_plan(self, plan: Plan, warnings: Remarks) -> None:
         if self.options.duplicates == "report":
@@ -255,8 +269,8 @@ class _Ingest:
         self.report(f"scanned   {plural(listing.found, 'image')}, {size(listing.bytes)} {_duration(started)}")
         return listing
 
-    def _examine(self, listing: Scan) -> tuple[int, pa.Table]:
-        """Examines the images, and returns the number of good ones and the rejects."""
+    def _examine(self, listing: Scan) -> tuple[int, dict[str, int]]:
+        """Examines the images, and returns the number of good ones, and that of rejects by reason."""
         started = time.monotonic()
         task = ExamineTask(
             reader=self._reader,
@@ -268,16 +282,16 @@ class _Ingest:
         )
         self._examine_in_passes(listing, task)
         good = sum(examine.count_good(self.work, bucket) for bucket in listing.buckets)
-        stored = schemas.concat((rejects_path(self.work, bucket) for bucket in listing.buckets), schemas.REJECTS)
-        rejects = rejects_table(stored, listing.rejects)
-        self.report(f"examined  {good:,} good, {len(rejects):,} rejected {_duration(started, good)}")
+        paths = itertools.chain(listing.rejects, (rejects_path(self.work, bucket) for bucket in listing.buckets))
+        reasons = self._write_rejects(map(schemas.read, paths))
+        self.report(f"examined  {good:,} good, {sum(reasons.values()):,} rejected {_duration(started, good)}")
         try:
-            self._check_rejects(rejects, listing.found)
+            self._check_rejects(reasons, listing.found)
         except TooManyRejects:
             for bucket in listing.buckets:
                 examine.invalidate_transient(self.work, bucket)
             raise
-        return good, rejects
+        return good, reasons
 
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)
@@ -289,7 +303,7 @@ class _Ingest:
 
         def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
             storage.remove_tree(fault_dir)
-            total = Progress(listing.found - len(listing.rejects), listing.bytes)
+            total = Progress(listing.found - listing.rejected, listing.bytes)
             if len(buckets) < len(listing.buckets):
                 total = _total(bucket.path for bucket in buckets)
             pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
@@ -310,24 +324,22 @@ class _Ingest:
     def _write_units(self, units: Iterable[Any]) -> str:
         return resume.write_units(storage.join(self.work, "units"), units)
 
-    def _check_rejects(self, rejects: pa.Table, images: int) -> None:
-        rejected, allowed = len(rejects), self.options.max_reject_ratio
+    def _check_rejects(self, reasons: Mapping[str, int], images: int) -> None:
+        rejected, allowed = sum(reasons.values()), self.options.max_reject_ratio
         if self.options.retry_rejects or (rejected <= allowed * images and rejected < images):
             return
-        reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         first = "; ".join(
             f"{row['uri'][:_NAME_CHARACTERS]}: {row['reason']} ({row['detail']})"
-            for row in rejects.slice(0, _LISTED_REJECTS).to_pylist()
+            for row in reject_table.first_rows(self._rejects_path, _LISTED_REJECTS)
         )
-        rejects_file = storage.join(self.work, manifest.REJECTS_NAME)
-        schemas.write_table(rejects_file, rejects)
         kind = "new images" if self.existing else "images"
         remedy = "remove them, or raise --max-reject-ratio"
         if rejected == images:
             remedy = "replace them: without a good image no ratio helps"
         raise TooManyRejects(
             f"{rejected} of {images} {kind} are bad ({rejected / images:.1%}), max_reject_ratio is {allowed:.1%}: "
-            f"{reasons}. First: {first}. All of them are in {rejects_file}. Repair or {remedy}"
+            f"{counts}. First: {first}. All of them are in {self._rejects_path}. Repair or {remedy}"
         )
 
     def _write(self, plan: Plan, tasks: list[ShardTask], buckets: Sequence[Bucket]) -> None:

@@ -112,7 +112,7 @@ def measure(images: int, memory_mb: int, near: bool, scratch: str) -> None:
         _make_summary(task, out, work)
     rejects = schemas.REJECTS.empty_table()
     source_facts = SourceFacts(images=images, label_kind="single", work=work)
-    dataset = stages.run("publish", lambda: publish(options, plan, tasks, rejects, source_facts))
+    dataset = stages.run("publish", lambda: publish(options, plan, tasks, [rejects], source_facts))
     index = stages.run("index", lambda: load_index(out, manifest.load(out), "train"))
     if len(index.shard) != dataset.split("train").records:
         raise RuntimeError(f"the index has {len(index.shard)} records, the split {dataset.split('train').records}")

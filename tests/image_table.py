@@ -18,7 +18,7 @@ from beam_jobs.dataset import manifest, schemas, shards
 
 def read(dataset: str | os.PathLike[str]) -> pa.Table:
     """All rows, in their order; of a local or a remote dataset."""
-    return schemas.concat(manifest.load(str(dataset)).image_paths(str(dataset)), schemas.IMAGES)
+    return pa.concat_tables(map(schemas.read, manifest.load(str(dataset)).image_paths(str(dataset))))
 
 
 def files(dataset: str | os.PathLike[str]) -> list[Path]:

@@ -264,16 +264,6 @@ def read(path: str, columns: Sequence[str] | None = None, dictionaries: Sequence
     return file.read(columns, use_threads=False)
 
 
-def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a table of a published dataset, or some of its columns, within the limits of `parquet.read`.
-
-    Raises:
-      CorruptDataset: the table is missing, damaged or over a limit.
-    """
-    with _open_published(path) as stream:
-        return parquet.read(stream, columns)
-
-
 def read_images(
     paths: Iterable[str], columns: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None
 ) -> Iterator[pa.Table]:
@@ -287,7 +277,18 @@ def read_images(
     Raises:
       CorruptDataset: a file is missing, damaged or over a limit, or has no such column.
     """
-    schema = pa.schema([IMAGES.field(name) for name in columns])
+    return _read_published(paths, pa.schema([IMAGES.field(name) for name in columns]), groups)
+
+
+def read_rejects(path: str) -> Iterator[pa.Table]:
+    """Yields the rejects of a published dataset, some thousands of rows at a time; see `read_images`."""
+    return _read_published([path], REJECTS, None)
+
+
+def _read_published(
+    paths: Iterable[str], schema: pa.Schema, groups: Mapping[str, Sequence[int]] | None
+) -> Iterator[pa.Table]:
+    columns = schema.names
     yield schema.empty_table()
     for path in paths:
         with _open_published(path) as stream:
@@ -332,12 +333,6 @@ def _annotations_text(annotations: Annotations | None) -> str:
     objects = annotations.objects
     values = {**vars(annotations), "objects": None if objects is None else [vars(item) for item in objects]}
     return json.dumps(values, sort_keys=True, ensure_ascii=False)
-
-
-def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
-    """Reads files of one schema into one table; an empty table for no files."""
-    tables = [read(path) for path in paths]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 _FLOAT64_EXACT = 2**53  # from this value on, a float64 does not represent every integer

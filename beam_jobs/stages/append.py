@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,13 +49,13 @@ class ExistingDataset:
       directory: its directory.
       manifest: its manifest.
       images: paths of the files of its image table.
-      rejects: its `REJECTS` rows.
+      rejects: path of its rejects.
     """
 
     directory: str
     manifest: Manifest
     images: Sequence[str]
-    rejects: pa.Table
+    rejects: str
 
     @functools.cached_property
     def image_keys(self) -> np.ndarray:
@@ -64,8 +64,16 @@ class ExistingDataset:
         Raises:
           CorruptDataset: the image table is damaged.
         """
-        tables = schemas.read_images(self.images, ["key"])
-        return np.sort(np.concatenate([_digests(rows["key"].to_pylist()) for rows in tables]))
+        return key_digests(schemas.read_images(self.images, ["key"]))
+
+    @functools.cached_property
+    def reject_keys(self) -> np.ndarray:
+        """Digests of the keys of its rejects, bytes16[rejects], sorted.
+
+        Raises:
+          CorruptDataset: the rejects are damaged.
+        """
+        return key_digests(schemas.read_rejects(self.rejects))
 
     def shard_counts(self) -> dict[str, int]:
         """Returns split -> number of shards."""
@@ -123,7 +131,7 @@ def load_existing(options: IngestOptions, label_kind: str, recorded_options: dic
         directory=options.out,
         manifest=dataset,
         images=dataset.image_paths(options.out),
-        rejects=schemas.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
+        rejects=storage.join(options.out, manifest.REJECTS_NAME),
     )
 
 
@@ -160,13 +168,16 @@ def new_entries(
 
     Keys are compared without signatures of URLs, because older datasets contain keys with signatures.
     """
-    reject_keys = set(map(http_fetch.unsigned, existing.rejects["key"].to_pylist()))
     remaining = iter(entries)
     while chunk := list(itertools.islice(remaining, _KEYS_AT_ONCE)):
-        is_known = _contains(existing.image_keys, _digests(entry.key for entry in chunk))
-        for entry in itertools.compress(chunk, ~is_known):
-            if (http_fetch.unsigned(entry.key) in reject_keys) == retry:
-                yield entry
+        keys = _digests(entry.key for entry in chunk)
+        is_new = ~_contains(existing.image_keys, keys) & (_contains(existing.reject_keys, keys) == retry)
+        yield from itertools.compress(chunk, is_new)
+
+
+def key_digests(tables: Iterable[pa.Table]) -> np.ndarray:
+    """Returns the digests of the keys in some tables, bytes16[rows], sorted."""
+    return np.sort(np.concatenate([np.empty(0, _DIGEST_TYPE), *(_digests(rows["key"].to_pylist()) for rows in tables)]))
 
 
 def _digests(keys: Iterable[str]) -> np.ndarray:
@@ -213,29 +224,25 @@ def merge_splits(existing: ExistingDataset, new: dict[str, SplitInfo], totals: d
     return result
 
 
-def merge_rejects(existing: ExistingDataset, new: pa.Table, retried: Set[str]) -> pa.Table:
-    """Returns the old rejects that were not retried and the new rejects, in order of key."""
-    old = existing.rejects.filter(
-        pa.array([http_fetch.unsigned(key) not in retried for key in existing.rejects["key"].to_pylist()], pa.bool_())
-    )
-    return pa.concat_tables([old, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
+def untried_rejects(existing: ExistingDataset, retried: np.ndarray) -> Iterator[pa.Table]:
+    """Yields the rejects of the old generation whose keys are not among the sorted digests of retried ones."""
+    for rows in schemas.read_rejects(existing.rejects):
+        yield rows.filter(pa.array(~_contains(retried, _digests(rows["key"].to_pylist()))))
 
 
-def merge_counts(existing: ExistingDataset, new: ImageCounts, rejects: pa.Table) -> ImageCounts:
+def merge_counts(existing: ExistingDataset, new: ImageCounts) -> ImageCounts:
     """Returns the counts of the new generation.
 
     Args:
       existing: the old generation.
-      new: counts of the addition; its counts of copies and near duplicates include the old images.
-      rejects: rejects of both generations.
+      new: counts of the addition; its counts of rejects, copies and near duplicates include the old images.
     """
     old = existing.manifest.counts
     return replace(
         new,
         # A retried image was counted before, so the sum of all outcomes counts it once.
-        found=len(rejects) + old.written + new.written + old.dropped + new.dropped,
+        found=new.rejected + old.written + new.written + old.dropped + new.dropped,
         written=old.written + new.written,
-        rejects=dict(Counter(rejects["reason"].to_pylist()).most_common()),
         normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),
         duplicates_dropped=old.duplicates_dropped + new.duplicates_dropped,
         near_dropped=old.near_dropped + new.near_dropped,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,8 +25,7 @@ from beam_jobs.dataset.manifest import ImageCounts, Manifest, Remarks, Shard, Sp
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
-from beam_jobs.rejects import Reject
-from beam_jobs.stages import append, resume
+from beam_jobs.stages import append, reject_table, resume
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.summary import Summary
 from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
@@ -41,16 +42,18 @@ class SourceFacts:
       images: number of entries, including rejects.
       label_kind: one of `types.LABEL_KINDS`.
       work: work directory, with the sidecars.
+      spill: local directory for what exceeds the memory; that of temporary files when empty.
       existing: the dataset to which the images are added; None for a new dataset.
-      keys: keys of the retried entries; empty unless rejects were retried.
+      keys: sorted digests of the keys of retried entries; empty unless rejects were retried.
       remarks: remarks of the run.
     """
 
     images: int
     label_kind: str
     work: str
+    spill: str = ""
     existing: ExistingDataset | None = None
-    keys: frozenset[str] = frozenset()
+    keys: np.ndarray = field(default_factory=lambda: append.key_digests(()))
     remarks: Remarks = field(default_factory=Remarks)
 
     def shards_before(self, split: str) -> int:
@@ -70,7 +73,7 @@ def occupied_message(out: str) -> str:
 
 
 def publish(
-    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, source_facts: SourceFacts
+    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: Iterable[pa.Table], source_facts: SourceFacts
 ) -> Manifest:
     """Turns written shards into a dataset. Idempotent until `dataset.json` exists, which is never replaced.
 
@@ -78,7 +81,7 @@ def publish(
       options: options of the ingest.
       plan: the plan of the written shards.
       tasks: the written shards.
-      rejects: `REJECTS` rows of all stages.
+      rejects: `REJECTS` rows of all stages, in any order.
       source_facts: facts about the source, and the existing dataset.
 
     Raises:
@@ -103,14 +106,16 @@ def publish(
         for name, new in written.items()
     }
     normalised = sum((new.summary.normalised for new in written.values()), Counter())
-    counts = _counts(plan, normalised, rejects, source_facts.images)
+    if existing:
+        rejects = itertools.chain(append.untried_rejects(existing, source_facts.keys), rejects)
+    path = storage.join(options.out, manifest.REJECTS_NAME)
+    reasons = reject_table.write_sorted(path, rejects, scratch, source_facts.spill)
+    counts = _counts(plan, normalised, reasons, source_facts.images)
     if existing:
         append.link_shards(existing, options.out, totals)
         splits = append.merge_splits(existing, splits, totals)
-        rejects = append.merge_rejects(existing, rejects, source_facts.keys)
-        counts = append.merge_counts(existing, counts, rejects)
+        counts = append.merge_counts(existing, counts)
     _remove_strays(options.out, splits, parts)
-    schemas.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
     tfds_files = _tfds_files(options, splits, plan.labels, total, source_facts.label_kind)
     for name, content in tfds_files.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
@@ -145,17 +150,6 @@ def check_unpublished(out: str) -> None:
 
 def _dataset_appeared(out: str) -> DatasetChanged:
     return DatasetChanged(f"{out} holds a dataset that was published since this run began; choose another --out")
-
-
-def rejects_table(examined: pa.Table, rejects: tuple[Reject, ...]) -> pa.Table:
-    """Joins the rejects of examining and of other stages into one table, in order of key."""
-    rows = pa.Table.from_pylist([schemas.reject_row(reject) for reject in rejects], schemas.REJECTS)
-    return pa.concat_tables([examined, rows]).sort_by([("key", "ascending"), ("uri", "ascending")])
-
-
-def reason_counts(rejects: pa.Table) -> dict[str, int]:
-    """Returns reason -> number of images, most frequent first."""
-    return dict(Counter(rejects["reason"].to_pylist()).most_common())
 
 
 def _source_name(source: str) -> str:
@@ -318,14 +312,14 @@ def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending)
 
 
-def _counts(plan: Plan, joined_reasons: Mapping[str, int], rejects: pa.Table, total: int) -> ImageCounts:
+def _counts(plan: Plan, joined_reasons: Mapping[str, int], rejects: Mapping[str, int], total: int) -> ImageCounts:
     normalised: Counter[str] = Counter()
     for joined, count in joined_reasons.items():
         normalised.update(dict.fromkeys(joined.split("+"), count))
     return ImageCounts(
         found=total,
         written=sum(split.images for split in plan.splits),
-        rejects=reason_counts(rejects),
+        rejects=dict(rejects),
         normalised=dict(normalised.most_common()),
         duplicate_clusters=plan.clusters,
         duplicate_images=plan.cluster_images,

@@ -13,6 +13,7 @@ import pyarrow as pa
 from beam_jobs import storage
 from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject, RejectReason
+from beam_jobs.stages import reject_table
 from beam_jobs.types import ImageRef
 
 # Extensions of images that are converted to JPEG or PNG; see `normalise`.
@@ -41,20 +42,22 @@ class Scan:
       found: number of images and rejects.
       bytes: sum of the file sizes, in bytes.
       copied_bytes: sum of the sizes of files that `copy` stores unchanged, judged by extension, in bytes.
-      rejects: entries that were rejected without reading the file.
+      rejects: files of the entries that were rejected without reading the file.
+      rejected: number of these entries.
     """
 
     buckets: tuple[Bucket, ...]
     found: int
     bytes: int
     copied_bytes: int
-    rejects: tuple[Reject, ...]
+    rejects: tuple[str, ...]
+    rejected: int
 
 
 def scan(
     entries: Iterable[ImageRef | Reject], directory: str, bucket_images: int, splits: Mapping[str, float], salt: str
 ) -> Scan:
-    """Writes the references of a source into `directory`; at most one bucket of them is in memory.
+    """Writes the references and rejects of a source into `directory`; at most a bucket of each is in memory.
 
     Args:
       entries: entries of the source.
@@ -63,7 +66,7 @@ def scan(
       splits: splits that a split column may name.
       salt: text of everything else that determines the results, such as the digest of the options.
     """
-    rejects: list[Reject] = []
+    rejects = _RejectFiles(directory, bucket_images)
     buckets: list[Bucket] = []
     found = total = copied = 0
     for index, chunk in enumerate(_chunks(_accepted(entries, rejects, splits), bucket_images)):
@@ -75,21 +78,51 @@ def scan(
         found += len(chunk)
         total += sum(ref.bytes for ref in chunk)
         copied += sum(ref.bytes for ref in chunk if not ref.key.lower().endswith(_CONVERTED))
+    rejects.write()
     return Scan(
-        buckets=tuple(buckets), found=found + len(rejects), bytes=total, copied_bytes=copied, rejects=tuple(rejects)
+        buckets=tuple(buckets),
+        found=found + rejects.count,
+        bytes=total,
+        copied_bytes=copied,
+        rejects=tuple(rejects.paths),
+        rejected=rejects.count,
     )
 
 
+class _RejectFiles:
+    """Files of the rejects; the number of a file is its name, because no worker reads it."""
+
+    def __init__(self, directory: str, rows: int) -> None:
+        self.paths: list[str] = []
+        self.count = 0
+        self._directory, self._rows = directory, rows
+        self._pending: list[Reject] = []
+
+    def add(self, reject: Reject) -> None:
+        """Adds a reject, and writes a file once there are enough."""
+        self.count += 1
+        self._pending.append(reject)
+        if len(self._pending) >= self._rows:
+            self.write()
+
+    def write(self) -> None:
+        """Writes the rejects that are in no file."""
+        if self._pending:
+            self.paths.append(storage.join(self._directory, f"rejects-{len(self.paths):06d}.parquet"))
+            schemas.write_table(self.paths[-1], reject_table.from_rejects(self._pending))
+            self._pending = []
+
+
 def _accepted(
-    entries: Iterable[ImageRef | Reject], rejects: list[Reject], splits: Mapping[str, float]
+    entries: Iterable[ImageRef | Reject], rejects: _RejectFiles, splits: Mapping[str, float]
 ) -> Iterator[ImageRef]:
     for entry in entries:
         if isinstance(entry, Reject):
-            rejects.append(entry)
+            rejects.add(entry)
         elif entry.split and entry.split not in splits:
             detail = f"the split column says {entry.split!r}; known are {', '.join(splits)}"
             reason = RejectReason.UNKNOWN_SPLIT.value
-            rejects.append(Reject(key=entry.key, uri=entry.uri, stage="scan", reason=reason, detail=detail))
+            rejects.add(Reject(key=entry.key, uri=entry.uri, stage="scan", reason=reason, detail=detail))
         else:
             yield entry
 

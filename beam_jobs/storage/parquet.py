@@ -121,7 +121,10 @@ def _encoded_batches(
     # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
     groups = range(file.metadata.num_row_groups) if groups is None else groups
-    rows = rows or _rows_at_once(_measure_columns(stream, file.metadata, columns, groups))
+    sizes = _measure_columns(stream, file.metadata, columns, groups)
+    if any(column.values for column in sizes) and not any(file.metadata.row_group(group).num_rows for group in groups):
+        raise pa.ArrowInvalid("its pages hold values, and it has no row")
+    rows = rows or _rows_at_once(sizes)
     return file.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False)
 
 
@@ -159,27 +162,6 @@ def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
 def _rows_at_once(columns: Sequence[_ColumnSize]) -> int:
     value_bytes = sum(column.value_bytes for column in columns)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, value_bytes)))
-
-
-def read(stream: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the table in a file, or some of its columns, within the limits.
-
-    Args:
-      stream: seekable stream of the file; only the columns are read.
-      columns: names of the columns to decode; None for all.
-
-    Raises:
-      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
-      OSError: the file cannot be read.
-    """
-    file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    if sum(column.bytes for column in _measure_columns(stream, file.metadata, columns)) <= _allowed_bytes(stream):
-        return file.read(columns, use_threads=False)
-    # A single long value in a column makes the upper bound too large, so the batches are measured.
-    decoded = list(table_batches(stream, columns))
-    if not decoded:
-        raise pa.ArrowInvalid("its pages hold values, and it has no row")
-    return pa.Table.from_batches(decoded)
 
 
 def table_batches(

@@ -6,11 +6,12 @@ its header is checked before the decode, and a decoder process with limited time
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -401,20 +402,21 @@ class Rejects:
     has_source: bool
 
 
-def rejects(table: pa.Table, source: str = "") -> Rejects:
-    """Returns the rejects.
+def rejects(tables: Iterable[pa.Table], source: str = "") -> Rejects:
+    """Returns the rejects; of each reason, some hundred rows are in memory.
 
     Args:
-      table: the rows of `rejects.parquet`.
+      tables: the rows of `rejects.parquet`.
       source: directory of the source images; empty for no pictures.
     """
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in table.to_pylist():
+    counts: Counter[str] = Counter()
+    for row in (row for table in tables for row in table.to_pylist()):
+        counts[row["reason"]] += 1
         by_reason[row["reason"]].append(row)
-    counts = {
-        reason: len(rows) for reason, rows in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
-    }
-    sample = _sample_rejects([sorted(rows, key=lambda row: row["key"]) for _, rows in sorted(by_reason.items())])
+        if len(by_reason[row["reason"]]) >= 2 * _MOST_REJECTS:
+            by_reason[row["reason"]] = _first_rejects(by_reason[row["reason"]])
+    sample = _sample_rejects([_first_rejects(rows) for _, rows in sorted(by_reason.items())])
     room = Room(_REJECTS_ROOM_BYTES)
     pictures = [
         _reject_picture(source, row, room) if source and index < _MOST_FILES else None
@@ -422,7 +424,12 @@ def rejects(table: pa.Table, source: str = "") -> Rejects:
     ]
     rows = [_reject_row(row, picture) for row, picture in zip(sample, pictures, strict=True)]
     rows.sort(key=lambda row: (row.reason, row.key))
-    return Rejects(rows=rows, reasons=counts, total=table.num_rows, has_source=os.path.isdir(source))
+    reasons = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return Rejects(rows=rows, reasons=reasons, total=counts.total(), has_source=os.path.isdir(source))
+
+
+def _first_rejects(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return heapq.nsmallest(_MOST_REJECTS, rows, key=lambda row: row["key"])
 
 
 def _sample_rejects(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

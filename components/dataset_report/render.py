@@ -61,7 +61,7 @@ def render(
     """
     dataset = manifest.load(directory)
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
-    rejected = schemas.read_published(storage.join(directory, manifest.REJECTS_NAME))
+    rejected = schemas.read_rejects(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
     room = Room(DUPLICATES_ROOM_BYTES)
     with open_images(directory, dataset) as images:

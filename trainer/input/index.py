@@ -82,9 +82,10 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     manifest = storage.read_bytes(manifest_path)
     if json.loads(manifest)["digest"] != dataset.digest:
         raise DatasetChanged(replaced_message(path))
+    records = info.records
     # Parts are copied into whole arrays: all parts, and arrays that join them, would take twice the memory.
     try:
-        shard, offset, label = (np.empty(info.records, dtype) for dtype in (np.int32, np.int64, np.int64))
+        shard, offset, label = (np.empty(records, dtype) for dtype in (np.int32, np.int64, np.int64))
     except (MemoryError, OverflowError, ValueError) as error:  # the manifest of a stranger may name any number
         raise CorruptDataset(_mismatch(path, split)) from error
     sizes: set[tuple[int, int]] = set()
@@ -92,7 +93,7 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
     end = 0
     for columns in map_ordered(_PartReader(path, dataset, split, sizes), dataset.image_paths(path), threads):
         start, end = end, end + len(columns[0])
-        if end > info.records:
+        if end > records:
             raise CorruptDataset(_mismatch(path, split))
         shard[start:end], offset[start:end], label[start:end] = columns
     shard = shard[:end]
@@ -106,7 +107,7 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
         shard=shard,
         offset=offset,
         label=label,
-        record_bytes=info.bytes / max(1, info.records),
+        record_bytes=info.bytes / max(1, records),
         size=next(iter(sizes)) if len(sizes) == 1 else None,
         manifest=(manifest_path, manifest),
     )

@@ -83,14 +83,6 @@ def test_equal_tables_give_equal_bytes_and_no_temporary_file(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_tables_are_joined_in_order(tmp_path):
-    paths = [str(tmp_path / name) for name in "ab"]
-    for path, key in zip(paths, ["first", "second"], strict=True):
-        schemas.write(path, [schemas.ref_row(make_ref(key))], schemas.REFS)
-    assert schemas.concat(paths, schemas.REFS)["key"].to_pylist() == ["first", "second"]
-    assert schemas.concat([], schemas.REJECTS).schema == schemas.REJECTS
-
-
 def test_a_missing_table_and_a_damaged_one_are_told_apart(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.parquet"):
         schemas.read(str(tmp_path / "none.parquet"))

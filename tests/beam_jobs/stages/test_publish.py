@@ -16,7 +16,8 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import Reject
-from beam_jobs.stages.publish import SourceFacts, producer, publish, reason_counts, rejects_table
+from beam_jobs.stages.publish import SourceFacts, producer, publish
+from beam_jobs.stages.reject_table import from_rejects
 from beam_jobs.stages.write import part_path, shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations
 from tests import image_table
@@ -46,7 +47,7 @@ def write_all(stages, **task_fields):
 def publish_it(stages, rejects=NO_REJECTS, found=24, label_kind="single", **options):
     options = replace(OPTIONS, out=stages.task.out, **options)
     held = SourceFacts(images=found, label_kind=label_kind, work=stages.task.work)
-    return publish(options, stages.plan, stages.shards, rejects, held)
+    return publish(options, stages.plan, stages.shards, [rejects], held)
 
 
 def test_the_manifest_describes_the_files(written):
@@ -212,7 +213,7 @@ def test_counts_add_up(stages):
     plan = replace(written.plan, dropped=dropped)
     near = {"near_clusters": 2, "near_images": 5, "near_dropped": 1}  # of the two that are dropped
     written.plan = replace(plan, clusters=3, cluster_images=7, label_conflicts=1, **near)
-    rejects = rejects_table(NO_REJECTS, (REJECT, replace(REJECT, key="a"), replace(REJECT, key="c", reason="no_label")))
+    rejects = from_rejects([REJECT, replace(REJECT, key="a"), replace(REJECT, key="c", reason="no_label")])
     counts = publish_it(written, rejects, found=29).counts
     assert (counts.found, counts.written, counts.rejected, counts.dropped) == (29, 24, 3, 2)
     assert (counts.duplicates_dropped, counts.near_dropped) == (1, 1)
@@ -223,20 +224,7 @@ def test_counts_add_up(stages):
     table = image_table.read(written.task.out)
     dropped = [row for row in table.to_pylist() if row["shard"] == -1]
     assert [(row["split"], row["offset"]) for row in dropped] == [("", -1), ("", -1)]
-    assert schemas.read(str(Path(written.task.out, "rejects.parquet"))) == rejects
-
-
-def test_rejects_of_all_stages_are_joined_by_key():
-    stored = rejects_table(NO_REJECTS, (REJECT,))
-    more = tuple(replace(REJECT, key=key, uri=uri) for key, uri in [("c", "1"), ("a", "2"), ("a", "1")])
-    joined = rejects_table(stored, more).to_pylist()
-    assert [(row["key"], row["uri"]) for row in joined] == [("a", "1"), ("a", "2"), ("b", "b.jpg"), ("c", "1")]
-
-
-def test_reasons_are_counted_most_frequent_first():
-    reasons = ("no_label", "too_small", "too_small")
-    table = rejects_table(NO_REJECTS, tuple(replace(REJECT, key=str(n), reason=r) for n, r in enumerate(reasons)))
-    assert list(reason_counts(table).items()) == [("too_small", 2), ("no_label", 1)]
+    assert schemas.read(str(Path(written.task.out, "rejects.parquet"))) == rejects.take([1, 0, 2])
 
 
 def test_the_producer_names_what_shapes_the_bytes():

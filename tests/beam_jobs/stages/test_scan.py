@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
-from beam_jobs.stages.scan import scan
+from beam_jobs.stages.scan import Scan, scan
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_ref
 
@@ -19,24 +21,36 @@ def test_references_are_cut_into_buckets_in_order(tmp_path):
     found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
     stored = [[schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
-    assert (found.found, found.bytes, found.rejects) == (7, 7 * 10 + 21, ())
+    assert (found.found, found.bytes, found.rejects, found.rejected) == (7, 7 * 10 + 21, (), 0)
     assert [bucket.path for bucket in found.buckets] == [
         str(tmp_path / f"refs-{bucket.name}.parquet") for bucket in found.buckets
     ]
 
 
+def rejects_of(found: Scan) -> list[dict]:
+    return [row for path in found.rejects for row in schemas.read(path).to_pylist()]
+
+
 def test_rejects_are_counted_but_in_no_bucket(tmp_path):
     found = scan([REJECT, *REFS[:2], REJECT], str(tmp_path), 3, SPLITS, "")
-    assert (found.found, found.rejects, len(found.buckets)) == (4, (REJECT, REJECT), 1)
+    assert (found.found, found.rejected, len(found.buckets)) == (4, 2, 1)
+    assert rejects_of(found) == [schemas.reject_row(REJECT)] * 2
+
+
+def test_many_rejects_are_in_several_files(tmp_path):
+    rejects = [replace(REJECT, key=str(number)) for number in range(7)]
+    found = scan(rejects, str(tmp_path), 3, SPLITS, "")
+    assert (len(found.rejects), found.rejected) == (3, 7)
+    assert [row["key"] for row in rejects_of(found)] == list("0123456")
 
 
 def test_a_split_column_may_name_only_known_splits(tmp_path):
     refs = [make_ref("1", split="eval"), make_ref("2", split="tset"), make_ref("3")]
     found = scan(refs, str(tmp_path), 3, SPLITS, "")
     assert schemas.read(found.buckets[0].path)["key"].to_pylist() == ["1", "3"]
-    (reject,) = found.rejects
-    assert (reject.key, reject.stage, reject.reason) == ("2", "scan", "unknown_split")
-    assert reject.detail == "the split column says 'tset'; known are train, eval"
+    (reject,) = rejects_of(found)
+    assert (reject["key"], reject["stage"], reject["reason"]) == ("2", "scan", "unknown_split")
+    assert reject["detail"] == "the split column says 'tset'; known are train, eval"
 
 
 def test_nothing_but_rejects_makes_no_bucket(tmp_path):

@@ -71,7 +71,7 @@ def test_a_source_and_a_table_of_a_dataset_are_refused_in_one_line(trap):
     with pytest.raises(SourceError, match=r"cannot be read past row 0: a column has a pickled Python type.*$"):
         list(table.rows())
     with pytest.raises(CorruptDataset, match=r"cannot be read: a column has a pickled Python type.*$"):
-        schemas.read_published(str(path))
+        list(schemas.read_rejects(str(path)))
     assert not proof.exists()
 
 

