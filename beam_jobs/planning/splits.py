@@ -94,7 +94,8 @@ def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
       options: splits, shares, seed and policies.
 
     Returns:
-      split of each row of the facts, int16[rows]; the number of splits for a row that is in no split.
+      split of each row of the facts, int[rows] of one byte for up to 127 splits; the number of splits for a row that
+      is in no split.
     """
     count = len(options.splits)
     grouped = options.near_duplicates == "group"
@@ -106,7 +107,7 @@ def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
     tables.run(_UNITS)
     tables.run(_REQUESTS.format(count=count))
     tables.run(_ASSIGNED)
-    places = np.full(tables.facts_rows, count, np.int16)
+    places = np.full(tables.facts_rows, count, np.min_scalar_type(-1 - count))  # -1 is free for other uses
     if options.stratify:
         _assign_by_class(tables, options, places)
         singles = _SPLITS["class"]

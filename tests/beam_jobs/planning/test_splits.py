@@ -222,3 +222,9 @@ def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
 def test_requested_splits_take_no_part_in_the_division():
     requested = [2] * 5 + [-1] * 10
     assert np.bincount(assign([1] * 15, requested=requested, classes=[0] * 15)).tolist() == [8, 1, 6]
+
+
+@pytest.mark.parametrize("count", [127, 300])
+def test_many_splits_have_their_images(count):
+    options = make_options(splits={f"split-{number:03d}": 1 for number in range(count)})
+    assert assign([1] * count, options, requested=list(range(count))) == list(range(count))
