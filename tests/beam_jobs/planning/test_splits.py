@@ -226,5 +226,5 @@ def test_requested_splits_take_no_part_in_the_division():
 
 @pytest.mark.parametrize("count", [127, 300])
 def test_many_splits_have_their_images(count):
-    options = make_options(splits={f"split-{number:03d}": 1 for number in range(count)})
+    options = make_options(splits={f"split_{number:03d}": 1 for number in range(count)})
     assert assign([1] * count, options, requested=list(range(count))) == list(range(count))
