@@ -42,6 +42,7 @@ _PARTS = ("images", "annotations", "categories")
 _MEMORY_MB = 100  # of the database
 _BATCH_ROWS = 1 << 13  # that are inserted together
 _MAX_IMAGE_BYTES = 64 << 20  # of the annotations of an image
+_MAX_CATEGORIES_BYTES = 32 << 20  # of all categories, which are in memory
 _MAX_ID = 64  # characters; a longer one is compared by its digest
 _ROWS = pa.schema({"number": pa.int64(), "id": pa.string(), "start": pa.int64(), "bytes": pa.int64()})
 
@@ -213,6 +214,7 @@ class _Loader:
         self._path, self._database, self._values, self._columns = path, database, values, columns
         self._found: list[str] = []  # keys of the json, or what it is instead of an object
         self._categories: list[Any] = []
+        self._categories_bytes = 0
         self._lists: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._rows: dict[str, list[tuple[int, str, int, int]]] = {part: [] for part in _PARTS[:2]}
@@ -234,7 +236,7 @@ class _Loader:
                 self._lists.add(key)
                 for value in stream.elements():
                     if key == "categories":
-                        self._categories.append(value)
+                        self._add_category(value)
                         continue
                     self._add(key, value)
                     if key == "images" and isinstance(value, dict):
@@ -255,6 +257,15 @@ class _Loader:
         if not self._counts["images"]:
             raise SourceError(f"{self._path} has no image in 'images'")
         return self._categories
+
+    def _add_category(self, category: Any) -> None:
+        self._categories.append(category)
+        self._categories_bytes += len(json.dumps(category))
+        if self._categories_bytes > _MAX_CATEGORIES_BYTES:
+            raise SourceError(
+                f"{self._path} has {len(self._categories):,} categories or more, of over {_MAX_CATEGORIES_BYTES:,} "
+                "bytes, which is the limit; remove those without annotations"
+            )
 
     def _look_at(self, image: Mapping[str, Any]) -> None:
         self.fields |= self._columns & image.keys()

@@ -388,6 +388,14 @@ def test_the_annotations_of_an_image_are_bounded_together(coco, monkeypatch):
     assert (ref.key, len(ref.annotations.objects)) == ("2.jpg", 1)
 
 
+def test_the_categories_are_bounded_together(coco, monkeypatch):
+    monkeypatch.setattr("beam_jobs.sources.coco_json._MAX_CATEGORIES_BYTES", 500)
+    content = document([image(1)], [annotation(1)])
+    content["categories"] += [{"id": number, "name": f"class {number}"} for number in range(1000, 1100)]
+    with pytest.raises(SourceError, match=r"categories or more, of over 500 bytes, which is the limit; remove those"):
+        list(coco(content).entries())
+
+
 @pytest.mark.parametrize("value", ["x" * 100_000, "x"], ids=["written", "buffered"])
 def test_a_full_disk_of_temporary_files_is_one_line(value):
     file = io.BufferedWriter(io.FileIO("/dev/full", "w"))
