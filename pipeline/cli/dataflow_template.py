@@ -27,7 +27,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.common import child_python
+from beam_jobs.common import child_python, yaml_text
 from beam_jobs.common.settings import fields
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.runners import dataflow
@@ -169,7 +169,7 @@ def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) 
     given = PipelineOptions(list(beam_arguments)).get_all_options(drop_default=True)
     settings = {_SETTINGS.get(name, name): value for name, value in given.items()}
     if labels := settings.get("labels"):
-        settings["labels"] = dict(label.split("=", 1) for label in labels)
+        settings["labels"] = _labels(labels)
     for name in fields(dataflow.Options):
         if name in settings and name != "setup_file":
             value = settings[name]
@@ -179,6 +179,15 @@ def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) 
         return [*command, *shlex.split(parameters.arguments)]
     except ValueError as error:
         raise OptionError(f"arguments is {parameters.arguments!r}: {error}; quote them as for a shell") from error
+
+
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the labels in arguments of Beam: `KEY=VALUE`, or several as `{KEY: VALUE}`."""
+    labels: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        labels |= yaml_text.parse_value(text, wants_text=False) if text.startswith("{") else {key: value}
+    return labels
 
 
 def _read_config(parameters: argparse.Namespace) -> bytes:

@@ -65,7 +65,12 @@ def test_a_mistake_is_named_before_a_job_is_made(monkeypatch, capsys, arguments,
 
 
 def test_the_ingest_gets_project_workers_and_code_of_the_job(tmp_path):
-    arguments = ["--max_num_workers=20", "--worker_machine_type=n2-highmem-8", "--labels=team=vision"]
+    arguments = [
+        "--max_num_workers=20",
+        "--worker_machine_type=n2-highmem-8",
+        "--labels=team=vision",
+        "--labels={'cost': '42'}",
+    ]
     arguments += [
         "--sdk_container_image=region-docker.pkg.dev/p/r/i",
         "--no_use_public_ips",
@@ -79,7 +84,7 @@ def test_the_ingest_gets_project_workers_and_code_of_the_job(tmp_path):
     assert (engine.project, engine.region, engine.temp_location) == ("my-project-1", "us-central1", "gs://bucket/tmp")
     assert (engine.max_num_workers, engine.worker_machine_type, engine.use_public_ips) == (20, "n2-highmem-8", False)
     assert engine.sdk_container_image == "region-docker.pkg.dev/p/r/i"
-    assert (engine.labels, engine.job_name, engine.vcpu_hour_price) == ({"team": "vision"}, "photos", 0.5)
+    assert (engine.labels, engine.job_name, engine.vcpu_hour_price) == ({"team": "vision", "cost": "42"}, "photos", 0.5)
 
 
 def run(step: RunIngest) -> None:
