@@ -186,7 +186,7 @@ class _Ingest:
         self._report_plan(plan, warnings)
         if plan.rejects:
             planned = reject_table.from_rejects(plan.rejects)
-            reasons = self._write_rejects(itertools.chain([planned], schemas.read_rejects(self._rejects_path)))
+            reasons = self._write_rejects(itertools.chain([planned], schemas.read_groups(self._rejects_path)))
             self._check_rejects(reasons, listing.found)
         tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
@@ -203,7 +203,7 @@ class _Ingest:
         )
         written = Progress(sum(split.images for split in plan.splits))
         with self._on_disk("publishing"), work_dir.progress_file(self.work, "publishing", written):
-            rejects = schemas.read_rejects(self._rejects_path)
+            rejects = schemas.read_groups(self._rejects_path)
             result = publish(self.options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
@@ -226,7 +226,7 @@ class _Ingest:
         """Returns the digests of the keys of old rejects that this run examined."""
         retried = self.options.retry_rejects
         facts = (schemas.read(path, ["key"]) for path in facts_paths)
-        tables = itertools.chain(schemas.read_rejects(self._rejects_path), facts) if retried else ()
+        tables = itertools.chain(schemas.read_groups(self._rejects_path), facts) if retried else ()
         return append.key_digests(tables)
 
     @property
@@ -282,7 +282,7 @@ class _Ingest:
         )
         self._examine_in_passes(listing, task)
         good = sum(examine.count_good(self.work, bucket) for bucket in listing.buckets)
-        paths = itertools.chain(listing.rejects, (rejects_path(self.work, bucket) for bucket in listing.buckets))
+        paths = itertools.chain(listing.reject_files, (rejects_path(self.work, bucket) for bucket in listing.buckets))
         reasons = self._write_rejects(map(schemas.read, paths))
         self.report(f"examined  {good:,} good, {sum(reasons.values()):,} rejected {_duration(started, good)}")
         try:
@@ -303,7 +303,7 @@ class _Ingest:
 
         def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
             storage.remove_tree(fault_dir)
-            total = Progress(listing.found - listing.rejected, listing.bytes)
+            total = Progress(listing.found - listing.reject_count, listing.bytes)
             if len(buckets) < len(listing.buckets):
                 total = _total(bucket.path for bucket in buckets)
             pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)

@@ -264,6 +264,14 @@ def read(path: str, columns: Sequence[str] | None = None, dictionaries: Sequence
     return file.read(columns, use_threads=False)
 
 
+def read_groups(path: str) -> Iterator[pa.Table]:
+    """Yields the row groups of a Parquet file of this ingest; see `read`."""
+    with storage.open_random(path) as stream:
+        file = pq.ParquetFile(stream)
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index, use_threads=False)
+
+
 def read_images(
     paths: Iterable[str], columns: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None
 ) -> Iterator[pa.Table]:

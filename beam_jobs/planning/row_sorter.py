@@ -21,6 +21,9 @@ import pyarrow.compute as pc
 from beam_jobs.planning import near_duplicates
 from beam_jobs.storage import disk
 
+_MOST_BYTES = 1 << 30  # Arrow cannot join texts of 2 GiB
+# There is a batch in the file, and an object in memory, for each division and range.
+_MOST_DIVISIONS, _MOST_RANGES = 500, 1000
 _FILE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _ORDER = [("order_hash", "ascending"), ("key", "ascending")]
 
@@ -43,11 +46,12 @@ class RowSorter:
           path: local path of a temporary file, which is written if the rows exceed the memory.
           images: number of all rows.
           table_bytes: their estimated size; they count as larger if the first ones are.
-          memory_bytes: size of all rows that are in memory at a time, roughly.
+          memory_bytes: size of all rows that are in memory at a time, roughly; of very many rows, more.
           pool: threads that write, read and sort.
         """
         # Rows are collected while earlier ones are divided into a copy; later, two groups are sorted, each into a copy.
-        self._pending_limit, self._sorted_bytes = memory_bytes // 4, memory_bytes // 8
+        self._pending_limit = min(max(memory_bytes // 4, table_bytes // _MOST_DIVISIONS), _MOST_BYTES)
+        self._sorted_bytes = min(memory_bytes // 8, _MOST_BYTES)
         self._path, self._images, self._table_bytes, self._pool = path, images, table_bytes, pool
         self._ranges = 0  # unknown before the first rows
         self._parts: dict[int, dict[int, list[_Part]]] = defaultdict(lambda: defaultdict(list))
@@ -109,7 +113,7 @@ class RowSorter:
         tables.clear()  # their memory is not needed any more
         if not self._ranges:
             size = max(self._table_bytes, rows.nbytes * self._images // len(rows))
-            self._ranges = max(1, size // self._sorted_bytes)
+            self._ranges = max(1, min(size // self._sorted_bytes, _MOST_RANGES))
         # The upper half of a hash decides its range.
         ranges = ((rows["order_hash"].to_numpy() >> 32) * np.uint64(self._ranges) >> 32).astype(np.int64)
         numbers = rows["place"].to_numpy() * self._ranges + ranges

@@ -179,8 +179,8 @@ def _explain_errors(url: str = "") -> Iterator[None]:
             raise FeedlineError("; ".join(part for part in (message, remedy) if part)) from error
         if not url:
             raise
-        message = f"a job on Dataflow failed: {_message(error)}; its logs are at {url}; run the same command again"
-        raise FeedlineError(message) from error
+        advice = "run the same command again, which continues an ingest"
+        raise FeedlineError(f"a job on Dataflow failed: {_message(error)}; its logs are at {url}; {advice}") from error
 
 
 @contextlib.contextmanager

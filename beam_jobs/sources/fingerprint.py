@@ -77,12 +77,20 @@ def dataset_fingerprint(dataset: Manifest) -> str:
 
 
 def _stored_checksum(path: str) -> str:
-    """Returns checksum and size of an object as its store knows them; empty if it must be read."""
-    if storage.is_remote(path) and not http_fetch.is_url(path):
-        with contextlib.suppress(OSError):  # the reader says more
-            found = storage.describe(path)
-            return f"{found.checksum} {found.bytes}" if found.checksum else ""
-    return ""
+    """Returns checksum and size of an object as its store knows them; empty if it must be read.
+
+    Raises:
+      Unreadable: the store gives no answer. Reading the object instead would give another fingerprint.
+    """
+    if not storage.is_remote(path) or http_fetch.is_url(path):
+        return ""
+    try:
+        found = storage.describe(path)
+    except OSError as error:
+        if storage.is_no_file(error):  # the reader says more
+            return ""
+        raise Unreadable(error.strerror or str(error)) from error
+    return f"{found.checksum} {found.bytes}" if found.checksum else ""
 
 
 def _describe(

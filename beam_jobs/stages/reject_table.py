@@ -13,8 +13,8 @@ from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.storage.database import open_database
 
-_MEMORY_ROWS = 100_000  # more are sorted by a database
-_MEMORY_MB = 100
+_MEMORY_BYTES = 64 << 20  # of rows; more are sorted by a database
+_MEMORY_MB = 200
 _SORTED = "SELECT * FROM rejects ORDER BY ALL"
 
 
@@ -47,7 +47,7 @@ def write_sorted(path: str, tables: Iterable[pa.Table], scratch: str = "", spill
 
 def first_rows(path: str, count: int) -> list[dict[str, Any]]:
     """Returns the first rows of a file of rejects."""
-    tables = schemas.read_rejects(path)
+    tables = schemas.read_groups(path)
     return list(itertools.islice((row for rows in tables for row in rows.slice(0, count).to_pylist()), count))
 
 
@@ -59,10 +59,11 @@ def _counted(tables: Iterable[pa.Table], reasons: Counter[str]) -> Iterator[pa.T
 
 def _sorted(tables: Iterator[pa.Table], spill: str) -> Iterator[pa.Table]:
     """Yields the rows of some tables in order, at least one table."""
-    few = [schemas.REJECTS.empty_table()]
+    few, size = [schemas.REJECTS.empty_table()], 0
     while (rows := next(tables, None)) is not None:
         few.append(rows)
-        if sum(map(len, few)) > _MEMORY_ROWS:
+        size += rows.nbytes
+        if size > _MEMORY_BYTES:
             break
     else:
         yield pa.concat_tables(few).sort_by([(name, "ascending") for name in schemas.REJECTS.names]).combine_chunks()

@@ -42,16 +42,16 @@ class Scan:
       found: number of images and rejects.
       bytes: sum of the file sizes, in bytes.
       copied_bytes: sum of the sizes of files that `copy` stores unchanged, judged by extension, in bytes.
-      rejects: files of the entries that were rejected without reading the file.
-      rejected: number of these entries.
+      reject_files: paths of the files of the entries that were rejected without reading the file.
+      reject_count: number of these entries.
     """
 
     buckets: tuple[Bucket, ...]
     found: int
     bytes: int
     copied_bytes: int
-    rejects: tuple[str, ...]
-    rejected: int
+    reject_files: tuple[str, ...]
+    reject_count: int
 
 
 def scan(
@@ -84,8 +84,8 @@ def scan(
         found=found + rejects.count,
         bytes=total,
         copied_bytes=copied,
-        rejects=tuple(rejects.paths),
-        rejected=rejects.count,
+        reject_files=tuple(rejects.paths),
+        reject_count=rejects.count,
     )
 
 

@@ -255,7 +255,7 @@ def min_bytes_to_examine(options: IngestOptions, scan: Scan, work: str) -> int:
         return max(0, int(share * scan.copied_bytes) - _written_bytes(options.out))
     if pixels.policy == "raw":  # stored in the spool, then also in the shards
         copies = 1 if drops else 2
-        least = int(share * (scan.found - scan.rejected) * copies * 3 * pixels.side_px**2)
+        least = int(share * (scan.found - scan.reject_count) * copies * 3 * pixels.side_px**2)
         return max(0, least - _written_bytes(options.out) - disk.used_bytes(work))
     return 0
 

@@ -205,7 +205,8 @@ def checksum(path: str) -> int:
       OSError: the file is missing or not readable.
     """
     if is_remote(path):
-        stored = describe(path).crc32c
+        with _remote(path) as store:
+            stored = store.describe(path).crc32c if store.has_crc32c else None
         if stored is not None:
             return stored
     value = 0

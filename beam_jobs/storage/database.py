@@ -57,9 +57,15 @@ class Database:
 
     def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a query, some thousands at a time; no other statement may run meanwhile."""
-        batches = self._wait(lambda: iter(self.connection.execute(statement).fetch_record_batch(self.batch_rows)))
-        while (batch := self._wait(lambda: next(batches, None))) is not None:
+
+        def start() -> tuple[Iterator[pa.RecordBatch], pa.RecordBatch | None]:
+            batches = iter(self.connection.execute(statement).fetch_record_batch(self.batch_rows))
+            return batches, next(batches, None)  # a sort, which takes the memory, ends before the first batch
+
+        batches, batch = self._execute(start)
+        while batch is not None:
             yield batch
+            batch = self._wait(lambda: next(batches, None))
 
     def tables(self, statement: str) -> Iterator[pa.Table]:
         """Yields the rows of a query in tables of some megabytes, for which Python does little; see `batches`."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import apache_beam as beam
+import yaml
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 _ERROR = "feedline: error: "
+_BEAM_ARGUMENTS = {  # destination -> argument of Beam for the jobs of the ingest
+    **{name: name for name in ("network", "dataflow_kms_key", "worker_zone")},
+    "disk_type": "worker_disk_type",
+}
 _SETTINGS = {"machine_type": "worker_machine_type"}  # destination of an argument of Beam -> setting with another name
 
 
@@ -113,7 +118,9 @@ class RunIngest(beam.PTransform):
         program = cli.make_context("feedline", ["ingest"])
         with self.arguments_with_config() as arguments:
             context = ingest.command.make_context("ingest", list(arguments), parent=program)
-            values = {name: value for name, value in context.params.items() if name not in ("as_json", "dry_run")}
+            values = {name: value for name, value in context.params.items() if name != "as_json"}
+            if values.pop("dry_run"):
+                raise OptionError("arguments has --dry-run, and a job would write nothing; remove it")
             options, engine = ingest.read_request(context.command, **values)
         return options, cast("dataflow.Options", engine)  # other runners refuse the settings of this one
 
@@ -152,11 +159,15 @@ class _Run(beam.DoFn):
                 encoding="utf-8",
                 errors="replace",
             ) as process:
-                line = ""
+                message: list[str] = []
                 for line in map(str.rstrip, process.stdout or ()):
                     _LOGGER.info("%s", line)
+                    if line.startswith(_ERROR):
+                        message = [line.removeprefix(_ERROR)]
+                    elif message:  # an error may have several lines
+                        message.append(line)
         if process.returncode:
-            raise FeedlineError(line.removeprefix(_ERROR) or f"feedline ended with code {process.returncode}")
+            raise FeedlineError("\n".join(message) or f"feedline ended with code {process.returncode}")
 
 
 def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) -> list[str]:
@@ -170,6 +181,10 @@ def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) 
     settings = {_SETTINGS.get(name, name): value for name, value in given.items()}
     if labels := settings.get("labels"):
         settings["labels"] = _labels(labels)
+    # What is no setting of its own reaches the jobs as an argument of Beam, or they would run in another network.
+    others = [f"--{argument}={given[name]}" for name, argument in _BEAM_ARGUMENTS.items() if given.get(name)]
+    if others:
+        settings["beam_args"] = others
     for name in fields(dataflow.Options):
         if name in settings and name != "setup_file":
             value = settings[name]
@@ -186,7 +201,10 @@ def _labels(texts: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for text in texts:
         key, _, value = text.partition("=")
-        labels |= yaml_text.parse_value(text, wants_text=False) if text.startswith("{") else {key: value}
+        try:
+            labels |= yaml_text.parse_value(text, wants_text=False) if text.startswith("{") else {key: value}
+        except yaml.YAMLError as error:
+            raise OptionError(f"labels is {text!r}; write it as team=vision, or as {{team: vision}}") from error
     return labels
 
 

@@ -141,7 +141,7 @@ class _PartReader:
                     raise CorruptDataset(_mismatch(self._path, self._split))
             shard = np.full(len(rows), own, np.int32) if own is not None else rows["shard"].to_numpy().astype(np.int32)
             parts.append((shard, rows["offset"].to_numpy(), rows["label_index"].to_numpy()))
-            if columns[-1] in _SIZE:
+            if columns[-1] in _SIZE and len(self._sizes) < _SEVERAL:
                 sizes = rows.group_by(_SIZE).aggregate([])
                 self._sizes.update(zip(*(sizes[name].to_pylist() for name in _SIZE), strict=True))
         shard, offset, label = map(np.concatenate, zip(*parts, strict=True))

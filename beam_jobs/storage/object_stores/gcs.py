@@ -104,6 +104,8 @@ def _has_credentials() -> bool:
 class GcsStore(SortedStore):
     """Google Storage with Beam's client for it."""
 
+    has_crc32c = True
+
     def __init__(self, gcsio: GcsIO) -> None:
         self._gcsio = gcsio
 

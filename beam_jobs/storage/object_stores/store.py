@@ -46,7 +46,13 @@ def invalid_path(path: str, error: Exception) -> OSError:
 
 
 class Store:
-    """An object store. Objects are never decompressed by their names."""
+    """An object store. Objects are never decompressed by their names.
+
+    Attributes:
+      has_crc32c: whether the store knows the crc32c of its objects.
+    """
+
+    has_crc32c = False
 
     def __init__(self, system: Any) -> None:
         """Takes a `FileSystem` of Beam."""

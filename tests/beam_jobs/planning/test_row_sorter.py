@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from beam_jobs.errors import DiskError
+from beam_jobs.planning import row_sorter
 from beam_jobs.planning.row_sorter import RowSorter
 
 PLACES = 3
@@ -43,7 +44,7 @@ def sort(tables: list[pa.Table], path, memory_bytes: int = 1 << 30) -> list[pa.T
 @pytest.mark.parametrize("written", ["none", "some", "all"])
 def test_rows_of_each_place_are_in_the_order_of_hash_and_key(written, tmp_path):
     tables = [rows(1000, seed) for seed in range(5)]
-    memory = tables[0].nbytes * {"none": 100, "some": 8, "all": 1}[written]
+    memory = tables[0].nbytes * {"none": 21, "some": 8, "all": 1}[written]
     keys = [(name, "ascending") for name in ("place", "order_hash", "key")]
     expected = pa.concat_tables(tables).sort_by(keys)
     assert pa.concat_tables(sort(tables, tmp_path / "rows", memory)).equals(expected)
@@ -72,6 +73,31 @@ def test_few_rows_are_sorted_at_once(tmp_path, is_known):
         sorter.finish()
         sizes = [part.nbytes for place in range(PLACES) for part in sorter.read(place)]
     assert max(sizes) < table.nbytes / 10
+
+
+def written_sizes(monkeypatch, path, memory_bytes: int) -> list[int]:
+    """Returns the size of each part of 10,000 rows that is written to the file."""
+    sizes = []
+    append = RowSorter._append
+    monkeypatch.setattr(RowSorter, "_append", lambda self, part: sizes.append(part.nbytes) or append(self, part))
+    tables = [rows(500, seed) for seed in range(20)]
+    size = sum(table.nbytes for table in tables)
+    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(path), 10_000, size, memory_bytes, pool)) as sorter:
+        for table in tables:
+            sorter.add(table)
+        sorter.finish()
+    return sizes
+
+
+def test_with_little_memory_the_file_has_few_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_sorter, "_MOST_DIVISIONS", 4)
+    monkeypatch.setattr(row_sorter, "_MOST_RANGES", 5)
+    assert 0 < len(written_sizes(monkeypatch, tmp_path / "rows", 1000)) <= 4 * 5 * PLACES
+
+
+def test_with_much_memory_no_batch_is_too_large_for_arrow(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_sorter, "_MOST_BYTES", 50_000)
+    assert 0 < max(written_sizes(monkeypatch, tmp_path / "rows", 1 << 50)) < 2 * 50_000
 
 
 def test_a_full_disk_is_one_line():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import io
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import Unreadable
 from beam_jobs.options import ImageLimits, TableColumns
@@ -352,3 +354,29 @@ def test_a_store_knows_what_its_objects_contain(scheme, store, monkeypatch, tmp_
         changed = contents | {NAMES[0]: contents[NAMES[0]][::-1]}
         assert fingerprint(f"{url}/{store(put, changed)}") != before
     assert read == []
+
+
+@pytest.mark.parametrize("unreadable", ["stop", "reject"])
+def test_a_store_that_does_not_answer_is_not_read_instead(unreadable, monkeypatch, tmp_path):
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, "503", path)
+
+    with bucket("s3", monkeypatch, tmp_path) as (url, put):
+        table = f"{url}/{put_table(put, {name: name.encode() for name in NAMES})}"
+        known = fingerprint(table, unreadable=unreadable)
+        monkeypatch.setattr(storage, "describe", fail)
+        monkeypatch.setattr(Reader, "read", lambda *_: pytest.fail("it is read"))
+        if unreadable == "stop":
+            with pytest.raises(Unreadable, match=r"photos/cat/a.jpg cannot be read: 503; repair the cause"):
+                fingerprint(table)
+        else:
+            assert fingerprint(table, unreadable=unreadable) != known
+
+
+def test_an_object_that_a_table_names_and_that_is_missing_is_part_of_the_fingerprint(monkeypatch, tmp_path):
+    with bucket("gs", monkeypatch, tmp_path) as (url, put):
+        table = f"{url}/{put_table(put, {name: name.encode() for name in NAMES})}"
+        put("photos.csv", b"image,label\nphotos/cat/a.jpg,cat\nphotos/cat/none.jpg,cat\n")
+        missing = fingerprint(table)
+        put("photos/cat/none.jpg", b"none")
+        assert fingerprint(table) != missing

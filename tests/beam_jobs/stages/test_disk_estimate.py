@@ -21,7 +21,7 @@ from tests.beam_jobs.runs import shards_under
 from tests.make_images import encode
 from tests.small_disk import small_disk
 
-FOUND = Scan(buckets=(), found=100, bytes=1_200_000, copied_bytes=1_000_000, rejects=(), rejected=0)
+FOUND = Scan(buckets=(), found=100, bytes=1_200_000, copied_bytes=1_000_000, reject_files=(), reject_count=0)
 
 
 def options(tmp_path, **values) -> IngestOptions:

@@ -21,7 +21,7 @@ def keys_of(path) -> list[tuple[str, str]]:
 @pytest.fixture(params=["in memory", "on a disk"])
 def _sorting(request, monkeypatch):
     if request.param == "on a disk":
-        monkeypatch.setattr(reject_table, "_MEMORY_ROWS", 1)
+        monkeypatch.setattr(reject_table, "_MEMORY_BYTES", 1)
 
 
 @pytest.mark.usefixtures("_sorting")
@@ -42,20 +42,33 @@ def test_reasons_are_counted_most_frequent_first(tmp_path):
     assert list(counts.items()) == [("no_label", 2), ("too_small", 2), ("animated", 1)]
 
 
-def test_many_rows_have_the_bytes_that_few_have(tmp_path, monkeypatch):
+def test_a_database_sorts_as_memory_does(tmp_path, monkeypatch):
     order = np.random.default_rng(0).permutation(3000)
     rows = from_rejects([replace(REJECT, key=f"{number:06}", bytes=int(number)) for number in order])
     tables = [rows.slice(0, 1000), rows.slice(1000)]
     write_sorted(str(tmp_path / "few"), tables)
-    monkeypatch.setattr(reject_table, "_MEMORY_ROWS", 1000)
+    monkeypatch.setattr(reject_table, "_MEMORY_BYTES", 1)
     write_sorted(str(tmp_path / "many"), tables)
-    assert (tmp_path / "many").read_bytes() == (tmp_path / "few").read_bytes()
+    assert schemas.read(str(tmp_path / "many")).equals(schemas.read(str(tmp_path / "few")))
+
+
+def test_long_names_need_a_larger_database_and_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(reject_table, "_MEMORY_MB", 50)
+    monkeypatch.setattr(reject_table, "_MEMORY_BYTES", 1)
+    names = [f"{number:06}" + "x" * 3000 for number in np.random.default_rng(0).permutation(20_000)]
+    tables = (
+        from_rejects([replace(REJECT, key=name) for name in names[at : at + 2000]]) for at in range(0, 20_000, 2000)
+    )
+    path = str(tmp_path / "rejects.parquet")
+    assert write_sorted(path, tables) == {"too_small": 20_000}
+    keys = pa.chunked_array([column for table in schemas.read_groups(path) for column in table["key"].chunks])
+    assert keys.to_pylist() == sorted(names)
 
 
 def test_a_file_is_written_from_itself(tmp_path):
     path = str(tmp_path / "rejects.parquet")
     write_sorted(path, [from_rejects([REJECT])])
-    write_sorted(path, [from_rejects([replace(REJECT, key="a")]), *schemas.read_rejects(path)])
+    write_sorted(path, [from_rejects([replace(REJECT, key="a")]), *schemas.read_groups(path)])
     assert [key for key, _ in keys_of(path)] == ["a", "b"]
 
 

@@ -21,26 +21,26 @@ def test_references_are_cut_into_buckets_in_order(tmp_path):
     found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
     stored = [[schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
-    assert (found.found, found.bytes, found.rejects, found.rejected) == (7, 7 * 10 + 21, (), 0)
+    assert (found.found, found.bytes, found.reject_files, found.reject_count) == (7, 7 * 10 + 21, (), 0)
     assert [bucket.path for bucket in found.buckets] == [
         str(tmp_path / f"refs-{bucket.name}.parquet") for bucket in found.buckets
     ]
 
 
 def rejects_of(found: Scan) -> list[dict]:
-    return [row for path in found.rejects for row in schemas.read(path).to_pylist()]
+    return [row for path in found.reject_files for row in schemas.read(path).to_pylist()]
 
 
 def test_rejects_are_counted_but_in_no_bucket(tmp_path):
     found = scan([REJECT, *REFS[:2], REJECT], str(tmp_path), 3, SPLITS, "")
-    assert (found.found, found.rejected, len(found.buckets)) == (4, 2, 1)
+    assert (found.found, found.reject_count, len(found.buckets)) == (4, 2, 1)
     assert rejects_of(found) == [schemas.reject_row(REJECT)] * 2
 
 
 def test_many_rejects_are_in_several_files(tmp_path):
     rejects = [replace(REJECT, key=str(number)) for number in range(7)]
     found = scan(rejects, str(tmp_path), 3, SPLITS, "")
-    assert (len(found.rejects), found.rejected) == (3, 7)
+    assert (len(found.reject_files), found.reject_count) == (3, 7)
     assert [row["key"] for row in rejects_of(found)] == list("0123456")
 
 

@@ -51,6 +51,8 @@ def test_the_parameters_are_those_of_the_program_in_the_words_of_the_service():
         (["--arguments=--runner local"], "the local runner has no options, name another with --runner"),
         (["--config=/nowhere/own.yaml"], "config is '/nowhere/own.yaml', which cannot be read: "),
         (["--max_num_workers=1", "--num_workers=2"], "num_workers is 2, more than max_num_workers, 1"),
+        (["--arguments=--dry-run"], "arguments has --dry-run, and a job would write nothing; remove it"),
+        (["--labels={team: vision"], "labels is '{team: vision'; write it as team=vision, or as {team: vision}"),
         (["--out=dataset"], "--out is 'dataset'; workers of Dataflow write to a bucket"),
     ],
 )
@@ -74,6 +76,8 @@ def test_the_ingest_gets_project_workers_and_code_of_the_job(tmp_path):
     arguments += [
         "--sdk_container_image=region-docker.pkg.dev/p/r/i",
         "--no_use_public_ips",
+        "--network=corp",
+        "--worker_disk_type=pd-ssd",
         "--template_location=gs://b/t",
     ]
     parameters, others = dataflow_template.parser().parse_known_args([*REQUIRED, *JOB, *arguments])
@@ -83,6 +87,7 @@ def test_the_ingest_gets_project_workers_and_code_of_the_job(tmp_path):
     assert (options.source, options.out, options.seed) == ("gs://bucket/photos", "gs://bucket/dataset", 7)
     assert (engine.project, engine.region, engine.temp_location) == ("my-project-1", "us-central1", "gs://bucket/tmp")
     assert (engine.max_num_workers, engine.worker_machine_type, engine.use_public_ips) == (20, "n2-highmem-8", False)
+    assert engine.beam_args == ("--network=corp", "--worker_disk_type=pd-ssd")
     assert engine.sdk_container_image == "region-docker.pkg.dev/p/r/i"
     assert (engine.labels, engine.job_name, engine.vcpu_hour_price) == ({"team": "vision", "cost": "42"}, "photos", 0.5)
 

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from beam_jobs.dataset import manifest
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import Shard
 from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests import image_table
+from tests.beam_jobs import s3_server
 from trainer.input.index import RecordIndex, load_index
 
 
@@ -47,6 +51,73 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
         CorruptDataset, match=r"the image table of .* does not name the records that the shards of 'train'"
     ):
         load_index(copy, changed, "train")
+
+
+def opened(monkeypatch) -> list[tuple[str, set[str]]]:
+    """File and columns of each part of the image table that is read from now on."""
+    found = []
+    read = schemas.read_images
+
+    def read_images(paths, columns):
+        found.extend((Path(path).name, set(columns)) for path in paths)
+        return read(paths, columns)
+
+    monkeypatch.setattr(schemas, "read_images", read_images)
+    return found
+
+
+def rows_of(directory, split: str) -> pa.Table:
+    rows = image_table.read(directory)
+    return rows.filter(pc.equal(rows["split"], split)).sort_by([("shard", "ascending"), ("offset", "ascending")])
+
+
+def test_only_files_of_the_split_are_read_and_two_columns_of_a_shard(dataset, monkeypatch):
+    expected = rows_of(dataset, "train")
+    found = opened(monkeypatch)
+    index = index_of(dataset)
+    assert sorted(name for name, _ in found) == [f"part-train-{number:05d}.parquet" for number in range(2)]
+    assert all(columns - {"height", "width"} == {"offset", "label_index"} for _, columns in found)
+    for name, column in (("shard", "shard"), ("offset", "offset"), ("label", "label_index")):
+        assert getattr(index, name).tolist() == expected[column].to_pylist()
+
+
+def test_rows_of_any_shard_in_one_file_are_those_of_their_shards(photos, tmp_path, monkeypatch):
+    source, out = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "out"
+    later = [(path, path.read_bytes()) for path in sorted(source.glob("*/00*.jpg"))[:4]]
+    for path, _ in later:
+        path.unlink()
+    options = IngestOptions(source=str(source), out=str(out), splits={"train": 0.5, "eval": 0.5}, shards=2)
+    run(options)
+    for path, data in later:
+        path.write_bytes(data)
+    run(dataclasses.replace(options, append=True))
+    found = opened(monkeypatch)
+    for split in ("train", "eval"):
+        expected, index = rows_of(out, split), index_of(out, split)
+        assert index.shard.tolist() == expected["shard"].to_pylist()
+        assert index.offset.tolist() == expected["offset"].to_pylist()
+    assert "part-existing.parquet" in {name for name, _ in found}
+
+
+def test_the_index_of_a_dataset_in_a_store_is_that_of_the_dataset(shades, monkeypatch):
+    bucket = s3_server.new_bucket(monkeypatch)
+    for path in Path(shades).rglob("*"):
+        if path.is_file():
+            s3_server.put(bucket, f"set/{path.relative_to(shades)}", path.read_bytes())
+    local, remote = index_of(shades), index_of(f"{bucket}/set")
+    for name in ("shard", "offset", "label"):
+        assert getattr(remote, name).tolist() == getattr(local, name).tolist()
+    assert remote.size == local.size
+
+
+def test_a_manifest_that_names_more_records_than_fit_in_memory_is_refused(shades, tmp_path):
+    dataset = manifest.load(str(shades))
+    first, *others = dataset.split("train").shards
+    split = dataclasses.replace(dataset.split("train"), shards=(dataclasses.replace(first, records=1 << 60), *others))
+    copy = str(shutil.copytree(shades, tmp_path / "copy"))
+    manifest.write(dataclasses.replace(dataset, splits={**dataset.splits, "train": split}), copy)
+    with pytest.raises(CorruptDataset, match=r"does not name the records that the shards of 'train'"):
+        index_of(copy)
 
 
 def test_records_left_out_close_the_gap(shades):
