@@ -148,34 +148,45 @@ _COLUMNS = (
     *("key", "label", "split", "extra", "annotations", "height", "width", "bytes", "sha256", "source_sha256"),
     *("mean_rgb", "shard"),
 )
+_PART_IMAGES = 500_000  # that are matched at a time, about
 _WRITTEN_IMAGES = """
-    CREATE TABLE {side} AS
+    CREATE TABLE {side}_{part} AS
     SELECT row, shard, coalesce(key, '') AS key, coalesce(split, '') AS split, coalesce({label}, '') AS label,
         coalesce(sha256, '') AS sha256, coalesce(source_sha256, '') AS source_sha256, coalesce(extra, '') AS extra,
         coalesce(regexp_replace(annotations, '{label_re}', ''), '') AS annotations, height, width, bytes,
         list_sum(mean_rgb::DOUBLE[]) / 3 AS brightness
-    FROM {side}_rows WHERE shard >= 0"""
+    FROM {side}_rows WHERE shard >= 0 AND hash(coalesce(key, '')) % {parts} = {part}"""
+_MOST_ROWS = "SELECT greatest((SELECT count(*) FROM old_rows), (SELECT count(*) FROM new_rows))"
 _FACT = "SELECT coalesce({name}::DOUBLE, 'nan') FROM {side} WHERE split = $split"
-# Columns that match images: the key, then for images whose key only one dataset has their content.
-_MATCHES = ("key", "source_sha256, label", "source_sha256", "sha256")
+# Images are matched by key, in parts; then those whose key only one dataset has by their content.
+_CONTENTS = ("source_sha256, label", "source_sha256", "sha256")
 # Equal rows are paired in their order: the first with the first, the second with the second.
 _MATCH = """
-    INSERT INTO pairs SELECT old_rows.row AS old_row, new_rows.row AS new_row, {by_key} AS by_key FROM
-        (SELECT row, {columns}, row_number() OVER (PARTITION BY {columns} ORDER BY row) AS nth
-            FROM old ANTI JOIN pairs ON row = old_row) AS old_rows
+    CREATE OR REPLACE TABLE pairs AS SELECT old_rows.row AS old_row, new_rows.row AS new_row FROM
+        (SELECT row, {columns}, row_number() OVER (PARTITION BY {columns} ORDER BY row) AS nth FROM {old}) AS old_rows
         JOIN (SELECT row, {columns}, row_number() OVER (PARTITION BY {columns} ORDER BY row) AS nth
-            FROM new ANTI JOIN pairs ON row = new_row) AS new_rows USING ({columns}, nth)"""
+            FROM {new}) AS new_rows USING ({columns}, nth)"""
+_COMPARED = """
+    CREATE TABLE compared (
+        renamed BOOLEAN, relabelled BOOLEAN, changed BOOLEAN, stored_otherwise BOOLEAN, moved BOOLEAN,
+        annotated BOOLEAN, key VARCHAR, split VARCHAR, label VARCHAR, new_key VARCHAR, new_split VARCHAR,
+        new_label VARCHAR)"""
 _COMPARE = """
-    CREATE TABLE compared AS
-    SELECT NOT by_key AS renamed, old.label <> new.label AS relabelled,
-        by_key AND old.sha256 <> new.sha256 AS changed,
-        by_key AND old.sha256 <> new.sha256 AND old.source_sha256 = new.source_sha256 AS stored_otherwise,
-        old.split <> new.split AS moved,
-        old.annotations <> new.annotations OR old.extra <> new.extra AS annotated,
-        old.key, old.split, old.label, new.key AS new_key, new.split AS new_split, new.label AS new_label
-    FROM pairs JOIN old ON old.row = old_row JOIN new ON new.row = new_row"""
+    INSERT INTO compared
+    WITH both_sides AS (
+        SELECT NOT {by_key} AS renamed, old.label <> new.label AS relabelled,
+            {by_key} AND old.sha256 <> new.sha256 AS changed,
+            {by_key} AND old.sha256 <> new.sha256 AND old.source_sha256 = new.source_sha256 AS stored_otherwise,
+            old.split <> new.split AS moved,
+            old.annotations <> new.annotations OR old.extra <> new.extra AS annotated,
+            old.key, old.split, old.label, new.key AS new_key, new.split AS new_split, new.label AS new_label
+        FROM pairs JOIN {old} AS old ON old.row = old_row JOIN {new} AS new ON new.row = new_row)
+    SELECT * FROM both_sides WHERE renamed OR relabelled OR changed OR moved OR annotated"""
+_LEFT = "CREATE TABLE {side}_left AS SELECT * FROM {side} LIMIT 0"  # images without a pair
+_KEEP = "INSERT INTO {side}_left SELECT * FROM {side}_{part} ANTI JOIN pairs ON row = {side}_row"
+_REMOVE = "DELETE FROM {side}_left WHERE row IN (SELECT {side}_row FROM pairs)"
 # Kind of change -> the images of it, in the order of their keys.
-_ONE_SIDE = "SELECT key, split, label FROM {side} ANTI JOIN pairs ON row = {side}_row ORDER BY key, row"
+_ONE_SIDE = "SELECT key, split, label FROM {side}_left ORDER BY key, row"
 _BOTH_SIDES = "SELECT key, split, label, new_key, new_split, new_label FROM compared WHERE {kind} ORDER BY key, new_key"
 _LISTS = {
     "added": _ONE_SIDE.format(side="new"),
@@ -268,31 +279,51 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
         return difference  # the very same shards and labels
     with open_database("the rows of the datasets", lookup.MEMORY_MB) as images:
         for side, directory, one in zip(_SIDES, (old, new), manifests, strict=True):
-            _load_images(images, side, directory, one)
+            lookup.insert_images(images, f"{side}_rows", directory, one, _COLUMNS)
+        parts = -(-images.number(_MOST_ROWS) // _PART_IMAGES) or 1
+        for side, one in zip(_SIDES, manifests, strict=True):
+            _divide_images(images, side, one.label_kind, parts)
         return replace(
             difference,
-            **_image_changes(images, limit),
+            **_image_changes(images, limit, parts),
             classes=compare_classes(*manifests),
             labels=compare_labels(*manifests),
             facts=compare_facts(images, manifests),
         )
 
 
-def _load_images(images: Database, side: str, directory: str, dataset: Manifest) -> None:
-    """Creates the table of the written images of a side; the label of an image with several is a JSON list."""
-    lookup.insert_images(images, f"{side}_rows", directory, dataset, _COLUMNS)
-    label = f"regexp_extract(annotations, '{schemas.LABELS_RE}', 1)" if dataset.label_kind == "multi" else "label"
-    images.run(_WRITTEN_IMAGES.format(side=side, label=label, label_re=schemas.LABELS_RE))
+def _divide_images(images: Database, side: str, label_kind: str, parts: int) -> None:
+    """Creates tables of the written images of a side, by the hash of the key, and a view of all of them.
+
+    The label of an image with several is a JSON list.
+    """
+    label = f"regexp_extract(annotations, '{schemas.LABELS_RE}', 1)" if label_kind == "multi" else "label"
+    for part in range(parts):
+        images.run(_WRITTEN_IMAGES.format(side=side, label=label, label_re=schemas.LABELS_RE, parts=parts, part=part))
     images.run(f"DROP TABLE {side}_rows")
+    tables = " UNION ALL ".join(f"FROM {side}_{part}" for part in range(parts))
+    images.run(f"CREATE VIEW {side} AS {tables}")
+    images.run(_LEFT.format(side=side))
 
 
-def _image_changes(images: Database, limit: int) -> dict[str, Any]:
-    images.run("CREATE TABLE pairs (old_row BIGINT, new_row BIGINT, by_key BOOLEAN)")
-    for columns in _MATCHES:
-        images.run(_MATCH.format(columns=columns, by_key=columns == "key"))
-    images.run(_COMPARE)
+def _image_changes(images: Database, limit: int, parts: int) -> dict[str, Any]:
+    images.run(_COMPARED)
+    for part in range(parts):
+        _match(images, f"old_{part}", f"new_{part}", "key")
+        for side in _SIDES:
+            images.run(_KEEP.format(side=side, part=part))
+    for columns in _CONTENTS:
+        _match(images, "old_left", "new_left", columns)
+        for side in _SIDES:
+            images.run(_REMOVE.format(side=side))
     changes = {kind: _list_changes(images, query, limit) for kind, query in _LISTS.items()}
     return {**changes, "stored_otherwise": images.number(_STORED_OTHERWISE)}
+
+
+def _match(images: Database, old: str, new: str, columns: str) -> None:
+    """Creates the table `pairs` of images of two tables that are equal in some columns, and compares them."""
+    images.run(_MATCH.format(old=old, new=new, columns=columns))
+    images.run(_COMPARE.format(old=old, new=new, by_key=columns == "key"))
 
 
 def _list_changes(images: Database, query: str, limit: int) -> Changes:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,6 +169,24 @@ def test_options_are_compared_by_their_dotted_names(tmp_path):
         "splits": ("(not set)", [["a", 1]]),
     }
     assert not found.is_equal
+
+
+def test_images_that_are_matched_in_parts_have_the_same_changes(between, monkeypatch):
+    random = Random(0)
+
+    def some(count: int) -> list[dict]:
+        contents = [str(random.randrange(30)) for _ in range(count)]
+        keys = random.sample([f"{number:02d}" for number in range(90)], count)
+        return [
+            row(key, content, random.choice(["cat", "dog"]), random.choice(["train", "eval"]))
+            for key, content in zip(keys, contents, strict=True)
+        ]
+
+    old, new = some(60), some(50)
+    whole = between(old, new, limit=0)
+    monkeypatch.setattr("beam_jobs.dataset.diff._PART_IMAGES", 7)
+    assert between(old, new, limit=0) == whole
+    assert {"added", "removed", "renamed", "changed"} <= counts(whole).keys()
 
 
 def test_columns_in_many_pieces_are_one_column(tmp_path):
