@@ -33,28 +33,23 @@ def write_sorted(path: str, tables: Iterable[pa.Table], scratch: str = "", spill
       spill: local directory for what exceeds the memory; that of temporary files when empty.
 
     Returns:
-      reason -> number of rows, most frequent first.
+      reason -> number of rows, most frequent first; of the same number, that of the first row.
 
     Raises:
       DiskError: the disk of `spill` is full.
     """
     reasons: Counter[str] = Counter()
     with schemas.table_writer(path, schemas.REJECTS, scratch) as write_rows:
-        for rows in _sorted(_counted(tables, reasons), spill):
+        for rows in _sorted(iter(tables), spill):
+            reasons.update(rows["reason"].to_pylist())
             write_rows(rows)
-    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+    return dict(reasons.most_common())
 
 
 def first_rows(path: str, count: int) -> list[dict[str, Any]]:
     """Returns the first rows of a file of rejects."""
     tables = schemas.read_groups(path)
     return list(itertools.islice((row for rows in tables for row in rows.slice(0, count).to_pylist()), count))
-
-
-def _counted(tables: Iterable[pa.Table], reasons: Counter[str]) -> Iterator[pa.Table]:
-    for rows in tables:
-        reasons.update(rows["reason"].to_pylist())
-        yield rows
 
 
 def _sorted(tables: Iterator[pa.Table], spill: str) -> Iterator[pa.Table]:
