@@ -25,8 +25,8 @@ JOB = (
 
 
 def test_the_parameters_are_those_of_the_program_in_the_words_of_the_service():
-    pytest.importorskip("apitools", reason="the client of Dataflow is not installed")
-    from apache_beam.runners.dataflow.internal.clients import dataflow as messages
+    clients = "apache_beam.runners.dataflow.internal.clients"  # newer ones do not describe templates
+    messages = pytest.importorskip(f"{clients}.dataflow", reason="this Beam has no message types of templates")
     from apitools.base.py import encoding
 
     metadata = encoding.JsonToMessage(messages.TemplateMetadata, METADATA.read_text())
