@@ -37,9 +37,9 @@ LOCAL_START_SECONDS = 12.0
 FLINK_START_SECONDS = 39.0
 
 # The plan is computed in the process of the command. `python -m benchmarks.plan` on two slow cores, a million images:
-# 21 s and 1,474 MB, of which at most `plan_memory_mb` are tables.
-PLAN_SECONDS_PER_IMAGE = 21e-6
-PLAN_BYTES_PER_IMAGE = 1_474
+# 20 s and 1,035 MB with near duplicates, of which at most `plan_memory_mb` are tables.
+PLAN_SECONDS_PER_IMAGE = 20e-6
+PLAN_BYTES_PER_IMAGE = 1_035
 
 
 @dataclass(frozen=True, kw_only=True)
