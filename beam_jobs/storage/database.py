@@ -68,17 +68,8 @@ class Database:
             batch = self._wait(lambda: next(batches, None))
 
     def tables(self, statement: str) -> Iterator[pa.Table]:
-        """Yields the rows of a query in tables of some megabytes, for which Python does little; see `batches`."""
-        pending: list[pa.RecordBatch] = []
-        size = 0
-        for batch in self.batches(statement):
-            pending.append(batch)
-            size += batch.nbytes
-            if size >= _TABLE_BYTES:
-                yield pa.Table.from_batches(pending)
-                pending, size = [], 0
-        if pending:
-            yield pa.Table.from_batches(pending)
+        """Yields the rows of a query in tables of some megabytes; see `batches` and `join_small`."""
+        return join_small(pa.Table.from_batches([batch]) for batch in self.batches(statement))
 
     def column(self, statement: str, **parameters: object) -> np.ndarray:
         """Returns the only column of a query as an array."""
@@ -105,7 +96,7 @@ class Database:
 
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
         """Creates a table of the database with rows that come in parts, at least one."""
-        for number, part in enumerate(rows):
+        for number, part in enumerate(join_small(rows)):
             self.add(table, part, create=not number)
 
     def add(self, table: str, rows: pa.Table, create: bool) -> None:
@@ -137,6 +128,20 @@ class Database:
             while not result.done():  # a signal
                 self.connection.interrupt()
                 wait((result,), _INTERRUPT_S)
+
+
+def join_small(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields the rows of tables of one schema in tables of some megabytes: each one costs a call of the database."""
+    pending: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        pending.append(table)
+        size += table.nbytes
+        if size >= _TABLE_BYTES:
+            yield pa.concat_tables(pending)
+            pending, size = [], 0
+    if pending:
+        yield pa.concat_tables(pending)
 
 
 @contextlib.contextmanager

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
 from beam_jobs.dataset import lookup, manifest
 from beam_jobs.dataset.divergence import common_edges, finite_part, histogram, jensen_shannon, median, shares
@@ -33,23 +32,23 @@ class Feature:
     """A feature of the images of a dataset.
 
     Attributes:
-      query: selects `row`, the row of the image of each value, and `value`, a number (NaN for an image without a value)
-        or a text.
+      query: selects `value`, a number (NaN for an image without a value) or a text, of the images of `$split`, and
+        their `row` and `unit`.
       is_number: whether the values are numbers.
       column: user column that the query selects as `$column`; None for another feature.
+      is_single: whether each image has one value; it may have several otherwise.
     """
 
     query: str
     is_number: bool
     column: str | None = None
+    is_single: bool = True
 
     def as_categories(self) -> Feature:
         """Returns the feature with each distinct number as a category."""
         if not self.is_number:
             return self
-        return Feature(
-            query=_NUMBERS_AS_TEXTS.format(query=self.query, missing=_MISSING), is_number=False, column=self.column
-        )
+        return replace(self, query=_NUMBERS_AS_TEXTS.format(query=self.query, missing=_MISSING), is_number=False)
 
 
 _MISSING = f"'{MISSING}'"
@@ -62,18 +61,20 @@ _CHANNEL_NUMBERS = {
     "brightness": "(mean_rgb[1]::DOUBLE + mean_rgb[2] + mean_rgb[3]) / 3",
     **{f"mean_{colour}": f"mean_rgb[{index}]::DOUBLE" for index, colour in enumerate(("red", "green", "blue"), 1)},
 }
-_IMAGE_VALUE = "SELECT row, {value} AS value FROM images"
+_IMAGE_VALUE = "SELECT {value} AS value, row, unit FROM images WHERE split = $split"
 _NUMBERS_AS_TEXTS = """
-    SELECT row, CASE WHEN isnan(value) THEN {missing} ELSE format('{{:g}}', value) END AS value FROM ({query})"""
-_ALL_MISSING = Feature(query="SELECT row, 'nan'::DOUBLE AS value FROM images", is_number=True)
+    SELECT CASE WHEN isnan(value) THEN {missing} ELSE format('{{:g}}', value) END AS value, row, unit FROM ({query})"""
+_ALL_MISSING = Feature(query=_IMAGE_VALUE.format(value="'nan'::DOUBLE"), is_number=True)
 _USER_COLUMNS = """
-    SELECT name, bool_and(number IS NOT NULL) FROM columns SEMI JOIN images USING (row) GROUP BY name ORDER BY name"""
+    SELECT name, bool_and(number IS NOT NULL), bool_and(is_first) FROM columns SEMI JOIN images USING (row)
+    GROUP BY name ORDER BY name"""
 _COLUMN_VALUE = """
-    SELECT row, {value} AS value FROM columns WHERE name = $column
-    UNION ALL
-    SELECT row, {missing} FROM images ANTI JOIN (SELECT row FROM columns WHERE name = $column) AS given USING (row)"""
+    SELECT coalesce(given, {missing}) AS value, row, unit
+    FROM images LEFT JOIN (SELECT row, {value} AS given FROM columns WHERE name = $column) USING (row)
+    WHERE split = $split"""
 _CLASSES = """
-    SELECT row, label AS value FROM labels UNION ALL SELECT row, {missing} FROM images ANTI JOIN labels USING (row)"""
+    SELECT coalesce(labels.label, {missing}) AS value, row, unit FROM images LEFT JOIN labels USING (row)
+    WHERE split = $split"""
 
 
 _COLUMNS = (
@@ -123,14 +124,20 @@ class GateDataset:
         if self.manifest.label_kind != "none":
             is_single = self.manifest.label_kind == "single"
             query = _IMAGE_VALUE.format(value="label") if is_single else _CLASSES.format(missing=_MISSING)
-            result[CLASS] = Feature(query=query, is_number=False)
+            result[CLASS] = Feature(query=query, is_number=False, is_single=is_single)
         for name, value in {**_NUMBERS, **(_CHANNEL_NUMBERS if self.has_channel_statistics else {})}.items():
             result[IMAGE_PREFIX + name] = Feature(query=_IMAGE_VALUE.format(value=value), is_number=True)
-        for name, is_number in zip(*self.database.query(_USER_COLUMNS).to_pydict().values(), strict=True):
+        for name, is_number, is_single in zip(*self.database.query(_USER_COLUMNS).to_pydict().values(), strict=True):
             value, missing = ("number", "'nan'::DOUBLE") if is_number else ("text", _MISSING)
             query = _COLUMN_VALUE.format(value=value, missing=missing)
-            result[EXTRA_PREFIX + name] = Feature(query=query, is_number=is_number, column=name)
+            result[EXTRA_PREFIX + name] = Feature(query=query, is_number=is_number, column=name, is_single=is_single)
         return result
+
+    @functools.cached_property
+    def effective_sizes(self) -> dict[str, float]:
+        """The effective number of independent images of each split."""
+        query = "SELECT unit FROM images WHERE split = $split"
+        return {split: Values(self.database, query, {"split": split}).effective_size() for split in self.splits}
 
 
 @contextlib.contextmanager
@@ -190,14 +197,8 @@ def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[floa
     return float(MEASURES[measure](first[:, :-1], second[:, :-1]).max())
 
 
-_UNITS = "SELECT unit FROM {table} WHERE unit % $parts = $part"
-_COUNT = "SELECT count(*) FROM {table}"
-_UNITS_AT_ONCE = 1_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
-_SELECTED = """
-    CREATE OR REPLACE TABLE {table} AS
-    SELECT value, unit, row FROM ({query}) AS feature JOIN images USING (row) WHERE split = $split"""
 _CATEGORIES = """
-    CREATE OR REPLACE TABLE {table} AS SELECT value, count(*) AS n, min(row) AS row FROM {values} GROUP BY value"""
+    CREATE OR REPLACE TABLE {table} AS SELECT value, count(*) AS n, min(row) AS row FROM ({values}) GROUP BY value"""
 _PAIRED_CATEGORIES = """
     CREATE OR REPLACE TABLE categories AS
     SELECT value AS name, coalesce(one.n, 0) AS first, coalesce(other.n, 0) AS second,
@@ -225,31 +226,53 @@ class Side:
     split: str
     name: str
 
-    @property
-    def database(self) -> Database:
-        """The rows of the dataset."""
-        return self.dataset.database
+    def values(self, feature: Feature) -> Values:
+        """Returns the values of a feature in the split."""
+        parameters = {"split": self.split} | ({} if feature.column is None else {"column": feature.column})
+        return Values(self.dataset.database, feature.query, parameters)
 
-    def select(self, feature: Feature, table: str) -> None:
-        """Creates a table of the values of a feature in the split."""
-        parameters = {} if feature.column is None else {"column": feature.column}
-        self.database.run(_SELECTED.format(table=table, query=feature.query), split=self.split, **parameters)
+    def effective_size(self, feature: Feature) -> float:
+        """Returns the effective number of independent images of a feature."""
+        is_single = feature.is_single
+        return self.dataset.effective_sizes[self.split] if is_single else self.values(feature).effective_size()
 
-    def effective_size(self, table: str) -> float:
+
+# Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
+_UNITS = "SELECT unit FROM ({query}) WHERE unit % $parts::UBIGINT = $part::UBIGINT"
+_COUNT = "SELECT count(*) FROM ({query})"
+_UNITS_AT_ONCE = 2_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a feature in a split: the query of a database, with its parameters."""
+
+    database: Database
+    query: str
+    parameters: Mapping[str, object]
+
+    def numbers(self) -> np.ndarray:
+        """Returns the numbers, float64[values], in ascending order, NaN last."""
+        return self.database.sorted_numbers(f"SELECT value FROM ({self.query})", **self.parameters)  # noqa: S608 - ours
+
+    def effective_size(self) -> float:
         """Returns the effective number of independent images: (sum of weights)^2 / sum of squared weights.
 
-        Frames of one video, or copies of one image, add little information. Source: L. Kish, "Survey Sampling" (1965).
-
-        Args:
-          table: values of a feature; the weight of a unit is their number.
+        The weight of a unit is the number of its values: frames of one video, or copies of one image, add little
+        information. Source: L. Kish, "Survey Sampling" (1965).
         """
         total = squares = 0.0
-        parts = 1 + self.database.number(_COUNT.format(table=table)) // _UNITS_AT_ONCE
+        parts = 1 + self.database.number(_COUNT.format(query=self.query), **self.parameters) // _UNITS_AT_ONCE
         for part in range(parts):
-            units = np.sort(self.database.column(_UNITS.format(table=table), parts=parts, part=part))
+            query = _UNITS.format(query=self.query)
+            units = np.sort(self.database.column(query, parts=parts, part=part, **self.parameters))
             weights = np.diff(run_starts(units), append=len(units)).astype(np.float64)
             total, squares = total + weights.sum(), squares + (weights**2).sum()
         return float(total**2 / squares)
+
+    def count(self, table: str) -> None:
+        """Creates a table of the distinct values: `value`, `n` images, and `row`, the first of them."""
+        self.database.run(_CATEGORIES.format(table=table, values=self.query), **self.parameters)
 
 
 @dataclass(frozen=True)
@@ -292,13 +315,12 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
         is_number = one.is_number and other.is_number
         if not is_number:
             one, other = one.as_categories(), other.as_categories()
-        baseline.select(one, "first")
-        side.select(other, "second")
         names = (baseline.name, "this dataset" if kind == "drift" else side.name)
-        first, second, difference = (_compare_numbers if is_number else _compare_categories)(baseline, side, names)
+        values = (baseline.values(one), side.values(other))
+        first, second, difference = (_compare_numbers if is_number else _compare_categories)(*values, names)
         measure = JENSEN_SHANNON if is_number else L_INFINITY
         value = float(MEASURES[measure](shares(first), shares(second)))
-        sizes = (baseline.effective_size("first"), side.effective_size("second"))
+        sizes = (baseline.effective_size(one), side.effective_size(other))
         sampling_value = sampling(measure, first, second, sizes)
         limit = limits.limit_of(kind, measure, name)
         yield Result(
@@ -337,26 +359,22 @@ def _feature_names(one: GateDataset, other: GateDataset) -> list[str]:
     return shared + [name for name in columns if name.startswith(EXTRA_PREFIX)]
 
 
-def _compare_numbers(one: Side, other: Side, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
+def _compare_numbers(one: Values, other: Values, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns the counts of both sides in common bins, and their medians as text."""
-    values = [
-        one.database.sorted_numbers("SELECT value FROM first"),
-        other.database.sorted_numbers("SELECT value FROM second"),
-    ]
+    values = (one.numbers(), other.numbers())
     edges = common_edges(*map(finite_part, values))
     medians = ", ".join(f"{name} {_median(side)}" for name, side in zip(names, values, strict=True))
     return histogram(values[0], edges), histogram(values[1], edges), f"median: {medians}"
 
 
-def _compare_categories(one: Side, other: Side, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
+def _compare_categories(one: Values, other: Values, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns the counts of both sides in all categories, and the largest difference as text."""
     database = one.database
-    database.run(_CATEGORIES.format(table="first_categories", values="first"))
-    other.database.run(_CATEGORIES.format(table="second_categories", values="second"))
+    one.count("first_categories")
+    other.count("second_categories")
     if other.database is not database:
         database.run("DROP TABLE IF EXISTS second_categories")
-        batches = other.database.batches("SELECT * FROM second_categories")
-        database.insert_all("second_categories", (pa.Table.from_batches([batch]) for batch in batches))
+        database.insert_all("second_categories", other.database.tables("SELECT * FROM second_categories"))
     database.run(_PAIRED_CATEGORIES)
     first = database.column("SELECT first FROM categories ORDER BY number")
     second = database.column("SELECT second FROM categories ORDER BY number")

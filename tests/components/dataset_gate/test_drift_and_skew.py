@@ -6,8 +6,7 @@ import pytest
 
 from beam_jobs.dataset.divergence import shares
 from beam_jobs.storage.database import open_database
-from components.dataset_gate.drift_and_skew import GateDataset, Side, jensen_shannon, l_infinity, sampling
-from tests.components.conftest import manifest_of
+from components.dataset_gate.drift_and_skew import Values, jensen_shannon, l_infinity, sampling
 
 
 @pytest.mark.parametrize(("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30)])
@@ -42,5 +41,5 @@ def test_images_that_belong_together_count_as_less():
         sizes = []
         for table, units in {"alone": alone, "videos": videos, "one_of_them": one_of_them}.items():
             database.insert(table, pa.table({"unit": [*units.encode()]}))
-            sizes.append(Side(GateDataset(manifest_of({"train": {}}), database), "train", "").effective_size(table))
+            sizes.append(Values(database, f"FROM {table}", {}).effective_size())
     assert sizes == [8, 2, 64 / 50]
