@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,15 +180,14 @@ def insert_images(database: Database, table: str, directory: str, dataset: Manif
 
 
 def _column_values(rows: pa.Table) -> pa.Table:
-    parsed: dict[str | None, list[tuple[Any, ...]]] = {
-        "": [],
-        None: [],
-    }  # cells are often equal: a camera, a year, a place
-    values = []
-    for row, text in zip(rows["row"].to_pylist(), rows["extra"].to_pylist(), strict=True):
-        if text not in parsed:
-            parsed[text] = list(_cell_values(text))
-        values += [(row, *value) for value in parsed[text]]
+    cell_values = functools.cache(
+        lambda text: list(_cell_values(text)) if text else []
+    )  # a camera, a year: often equal
+    values = [
+        (row, *value)
+        for row, text in zip(rows["row"].to_pylist(), rows["extra"].to_pylist(), strict=True)
+        for value in cell_values(text)
+    ]
     types = {"name": pa.string(), "text": pa.string(), "number": pa.float64(), "is_first": pa.bool_()}
     return _to_table(values, {"row": pa.int64(), **types})
 

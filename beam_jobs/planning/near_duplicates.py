@@ -91,8 +91,8 @@ class Appearances:
 
     Attributes:
       hashes: uint64[images], perceptual hashes.
-      traits: int64[images, 4], steps of aspect ratio and of the mean of each channel; a difference of 1 is alike.
-      moments: int64[images, 12], finer steps of mean and deviation of each channel, then still finer steps of both;
+      traits: int16[images, 4], steps of aspect ratio and of the mean of each channel; a difference of 1 is alike.
+      moments: int16[images, 12], finer steps of mean and deviation of each channel, then still finer steps of both;
         None when not measured.
     """
 
@@ -118,8 +118,8 @@ class Appearances:
 
     @functools.cached_property
     def bits(self) -> np.ndarray:
-        """Number of set or of unset bits of each hash, the smaller of both, int64[images]."""
-        count = bit_count(self.hashes).astype(np.int64)
+        """Number of set or of unset bits of each hash, the smaller of both, int8[images]."""
+        count = bit_count(self.hashes).astype(np.int8)
         return np.minimum(count, _BITS - count)
 
     @functools.cached_property
@@ -152,13 +152,14 @@ def measure(
       mean_rgb: float[images, 3], 0-255; all zeros when not measured.
       var_rgb: float[images, 3], variance of each channel, in levels squared; None when not measured.
     """
-    aspect = np.floor(np.log(width / height) / _ASPECT_STEP)
-    traits = np.column_stack([aspect, mean_rgb // _COLOUR_STEP]).astype(np.int64)
+    traits = np.empty((len(dhash), 4), np.int16)
+    traits[:, 0] = np.floor(np.log(width / height) / _ASPECT_STEP)
+    traits[:, 1:] = mean_rgb // _COLOUR_STEP
     moments = None
     if var_rgb is not None:
-        values = mean_rgb, np.sqrt(var_rgb)
-        steps = [value // step for sizes in (_STEPS, _FLAT_STEPS) for value, step in zip(values, sizes, strict=True)]
-        moments = np.column_stack(steps).astype(np.int64)
+        moments = np.empty((len(dhash), 2 * _MOMENTS), np.int16)
+        for column, step in zip(range(0, 2 * _MOMENTS, 3), (*_STEPS, *_FLAT_STEPS), strict=True):
+            moments[:, column : column + 3] = (np.sqrt(var_rgb) if column % _MOMENTS else mean_rgb) // step
     return Appearances(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
 
 
@@ -298,7 +299,7 @@ class _Search:
     def _merge_equal(self, members: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Links images with equal hashes and values, and returns the first image of each set, in order of hash."""
         order = members[np.lexsort((*values[members].T, self._images.hashes[members]))]
-        starts = run_starts(np.column_stack([self._images.hashes[order].view(np.int64), values[order]]))
+        starts = run_starts(self._images.hashes[order], values[order])
         nodes = order[starts]
         self.links = join_sets(self.links, np.repeat(nodes, np.diff(starts, append=len(order))), order)
         return nodes
@@ -394,10 +395,14 @@ def _masks(bands: int, equal: int) -> Iterator[np.uint64]:
         yield np.uint64(sum(combination))
 
 
-def run_starts(values: np.ndarray) -> np.ndarray:
-    """Returns the start of each run of equal values (of equal rows of a matrix)."""
-    changes = values[1:] != values[:-1]
-    return np.flatnonzero(np.concatenate([[True], changes.any(axis=1) if values.ndim > 1 else changes])[: len(values)])
+def run_starts(*columns: np.ndarray) -> np.ndarray:
+    """Returns the start of each run of rows whose values are equal in all columns, which may be matrices."""
+    is_start = np.zeros(len(columns[0]), bool)
+    is_start[:1] = True
+    for values in columns:
+        changes = values[1:] != values[:-1]
+        is_start[1:] |= changes.any(axis=1) if values.ndim > 1 else changes
+    return np.flatnonzero(is_start)
 
 
 def _successor_pairs(order: np.ndarray, successors: np.ndarray) -> Iterator[Pair]:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from beam_jobs.common.strings import plural, some
@@ -163,11 +161,15 @@ def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Find
         )
 
 
+_CONTENTS = """
+    SELECT row, (list_position($splits, split) - 1)::TINYINT, hash(sha256) FROM images ORDER BY row"""
+_PLACE = "SELECT key, split FROM images WHERE row = $row"
+
+
 def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClusters) -> Iterator[Finding]:
     """Finds images that are near duplicates of an image of an earlier split; ignores clusters of exact copies."""
-    images, roots = dataset.database.query("SELECT key, split, sha256 FROM images ORDER BY row"), clusters.roots
-    splits = pc.index_in(images["split"], value_set=pa.array(dataset.splits)).to_numpy()
-    contents = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
+    images, roots = dataset.database.query(_CONTENTS, splits=list(dataset.splits)), clusters.roots
+    rows, splits, contents = (column.to_numpy() for column in images.columns)
     first_split, has_variants = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
     np.minimum.at(first_split, roots, splits)
     has_variants[roots[contents != contents[roots]]] = True
@@ -175,7 +177,8 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClu
     if len(leaks) <= limits.max_near_leaks:
         return
     pair = _closest_pair(splits, _image_signatures(dataset), np.flatnonzero(roots == roots[leaks[0]]))
-    example = " and ".join(f"{images['key'][row].as_py()} in {images['split'][row].as_py()}" for row in pair)
+    shown = [dataset.database.query(_PLACE, row=int(rows[index])).to_pylist()[0] for index in pair]
+    example = " and ".join(f"{image['key']} in {image['split']}" for image in shown)
     yield Finding(
         check="near leakage",
         split=", ".join(sorted({dataset.splits[index] for index in splits[[pair[0], *leaks]]})),
