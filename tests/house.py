@@ -27,7 +27,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 LIMITS = {
     "product files": 262,
     "product lines": 52_880,
-    "code lines": 32_345,
+    "code lines": 32_360,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

@@ -178,11 +178,13 @@ _OTHER_RANKS = """
     SELECT mains.rank AS main, unit, others.rank AS other, images FROM other_classes
     JOIN classes AS mains ON mains.class = main JOIN classes AS others ON others.class = other_classes.class"""
 # `id` is that of a single image, -1 for a unit that may have several.
-_UNITS_BY_CLASS = """
+_RANKED_UNITS = """
+    CREATE TABLE ranked_units AS
     WITH free AS (
         SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
         UNION ALL SELECT class, unit, size, -1 FROM main_classes)
-    SELECT rank, unit, size, id FROM free JOIN classes USING (class) ORDER BY rank, unit"""
+    SELECT rank, unit, size, id FROM free JOIN classes USING (class)"""
+_UNITS_BY_CLASS = "FROM ranked_units ORDER BY rank, unit"
 _FREE_SPLITS = """
     INSERT INTO assigned
     WITH free AS (
@@ -200,12 +202,12 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
         label, join = "rarest", "LEFT JOIN rarest_labels USING (labels)"
     label = f"coalesce({label}, '')"
     tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=f'unit, {label} AS class', join=join)}")
-    for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES):
+    for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES, _RANKED_UNITS):
         tables.run(statement.format(label=label, join=join))
     others: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for row in tables.query(_OTHER_RANKS).to_pylist():
         others[row["main"]].append((row["unit"], row["other"], row["images"]))
-    units = tables.tables(_UNITS_BY_CLASS.format(label=label, join=join))
+    units = tables.tables(_UNITS_BY_CLASS)  # the sort has the memory for itself
     tables.insert("runs", _divide_classes(units, others, list(options.shares.values()), places, tables.old))
     tables.run(_FREE_SPLITS)
 
