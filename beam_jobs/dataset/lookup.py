@@ -180,9 +180,8 @@ def insert_images(database: Database, table: str, directory: str, dataset: Manif
 
 
 def _column_values(rows: pa.Table) -> pa.Table:
-    cell_values = functools.cache(
-        lambda text: list(_cell_values(text)) if text else []
-    )  # a camera, a year: often equal
+    # Each distinct cell is parsed once: many are equal, such as a camera or a year.
+    cell_values = functools.cache(lambda text: list(_cell_values(text)) if text else [])
     values = [
         (row, *value)
         for row, text in zip(rows["row"].to_pylist(), rows["extra"].to_pylist(), strict=True)
