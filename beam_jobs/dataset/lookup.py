@@ -192,10 +192,13 @@ def _column_values(rows: pa.Table) -> pa.Table:
 
 
 def _cell_values(text: str) -> Iterator[tuple[str, str, float | None, bool]]:
-    for name, cell in schemas.cell(text).items():
-        given = [value for value in (cell if isinstance(cell, list) else [cell]) if value is not None]
-        for number, value in enumerate(given):
-            yield _encodable(name), _encodable(str(value)), _to_float(value), number == 0
+    names: set[str] = set()
+    for raw_name, cell in schemas.cell(text).items():
+        name = _encodable(raw_name)
+        for value in cell if isinstance(cell, list) else [cell]:
+            if value is not None:
+                yield name, _encodable(str(value)), _to_float(value), name not in names
+                names.add(name)
 
 
 def _to_float(value: Any) -> float | None:
@@ -212,7 +215,7 @@ def _encodable(text: str) -> str:
 
 def _label_values(rows: pa.Table) -> pa.Table:
     values = []
-    rows = rows.filter(pc.not_equal(rows["annotations"], ""))
+    rows = rows.select(["row", "annotations"]).filter(pc.not_equal(rows["annotations"], ""))
     for row, text in zip(rows["row"].to_pylist(), rows["annotations"].to_pylist(), strict=True):
         annotations = schemas.parse_annotations(text)
         values += [(row, _encodable(str(label))) for label in (annotations and annotations.labels) or ()]

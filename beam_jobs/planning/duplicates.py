@@ -15,7 +15,7 @@ _NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a 
 _COPIES = """
     CREATE TABLE copies AS
     WITH candidates AS (
-        SELECT id, is_new FROM images WHERE content_hash IN (FROM repeated_contents))
+        SELECT id, is_new FROM images WHERE content_hash IN (FROM repeated_hashes))
     SELECT id, key, left(sha256, {length}) AS cluster,
         first_value(id) OVER content AS content, row_number() OVER content AS position
     FROM candidates JOIN names USING (id)
@@ -70,7 +70,7 @@ def find_sets(tables: ImageTables, options: IngestOptions) -> None:
     Policies for near duplicates apply to contents: all copies of an image are retained or dropped, unless the policy
     for duplicates drops some of them.
     """
-    tables.insert_repeated("repeated_contents", "content_hash")
+    tables.find_repeated("content_hash")
     tables.run(_COPIES.format(length=_NAME_LENGTH))
     tables.insert("near_contents", _near_contents(tables, options))
     tables.run(_RELATED.format(drop=options.duplicates == "drop"))

@@ -53,9 +53,9 @@ _NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names{new}"
 
 # Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
 _REPEATED = """
-    INSERT INTO {table} SELECT {column} FROM images WHERE {column} % $parts::UBIGINT = $part::UBIGINT
+    INSERT INTO repeated_hashes SELECT {column} FROM images WHERE {column} % $parts::UBIGINT = $part::UBIGINT
     GROUP BY {column} HAVING count(*) > 1"""
-_GROUPS_OF_MB = 5000
+_GROUPS_OF_MB = 5000  # 200 bytes each, in the memory of a query
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,13 @@ class ImageTables(Database):
         if self.new != sum(rows.values()):  # the database joins the facts by the names of their files
             raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {self.new} images are planned")
 
-    def insert_repeated(self, table: str, column: str) -> None:
-        """Creates a table with the values, `hash`, that several images have in a column of hashes of `images`."""
-        self.run(f"CREATE TABLE {table} (hash UBIGINT)")
+    def find_repeated(self, column: str) -> None:
+        """Fills the table `repeated_hashes` with the values that several images have in a column of `images`."""
+        self.run("CREATE OR REPLACE TABLE repeated_hashes (hash UBIGINT)")
         # In parts: the groups of all images may not fit in memory, and the database cannot always divide them.
         parts = 1 + self.number("SELECT count(*) FROM images") // (self.memory_mb * _GROUPS_OF_MB)
         for part in range(parts):
-            self.run(_REPEATED.format(table=table, column=column), parts=parts, part=part)
+            self.run(_REPEATED.format(column=column), parts=parts, part=part)
 
     @property
     def new(self) -> int:
@@ -203,7 +203,7 @@ _KNOWN_KEYS = "SELECT count(*) FROM old_names JOIN facts USING (key)"
 _REPEATED_KEYS = """
     CREATE TABLE repeated AS
     SELECT id FROM names SEMI JOIN (
-        SELECT id FROM images WHERE is_new AND order_hash IN (FROM repeated_keys)) USING (id)
+        SELECT id FROM images WHERE is_new AND order_hash IN (FROM repeated_hashes)) USING (id)
     QUALIFY count(*) OVER (PARTITION BY key) > 1"""
 _REJECTED = "CREATE TABLE rejected (id BIGINT)"
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
@@ -283,7 +283,7 @@ def _texts(column: pa.ChunkedArray) -> Iterator[str]:
 
 def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     """Removes all new images of a key but the first, by their other columns, and returns them."""
-    tables.insert_repeated("repeated_keys", "order_hash")
+    tables.find_repeated("order_hash")
     tables.run(_REPEATED_KEYS)
     tables.run(_REJECTED)
     if not tables.number("SELECT count(*) FROM repeated"):

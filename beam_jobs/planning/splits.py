@@ -183,7 +183,7 @@ _RANKED_UNITS = """
     WITH free AS (
         SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
         UNION ALL SELECT class, unit, size, -1 FROM main_classes)
-    SELECT rank, unit, size, id FROM free JOIN classes USING (class)"""
+    SELECT rank::INTEGER AS rank, unit, size::INTEGER AS size, id FROM free JOIN classes USING (class)"""
 _UNITS_BY_CLASS = "FROM ranked_units ORDER BY rank, unit"
 _FREE_SPLITS = """
     INSERT INTO assigned
@@ -209,6 +209,7 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
         others[row["main"]].append((row["unit"], row["other"], row["images"]))
     units = tables.tables(_UNITS_BY_CLASS)  # the sort has the memory for itself
     tables.insert("runs", _divide_classes(units, others, list(options.shares.values()), places, tables.old))
+    tables.run("DROP TABLE ranked_units")
     tables.run(_FREE_SPLITS)
 
 

@@ -95,7 +95,7 @@ class Database:
         self._execute(lambda: self.connection.from_arrow(rows).create(table))
 
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
-        """Creates a table of the database with rows that come in parts, at least one."""
+        """Creates a table of the database with rows that come in parts of one schema, at least one."""
         for number, part in enumerate(join_small(rows)):
             self.add(table, part, create=not number)
 
@@ -131,7 +131,7 @@ class Database:
 
 
 def join_small(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields the rows of tables of one schema in tables of some megabytes: each one costs a call of the database."""
+    """Yields the rows of tables of one schema in tables of some megabytes, for each of which Python does little."""
     pending: list[pa.Table] = []
     size = 0
     for table in tables:

@@ -162,7 +162,7 @@ def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Find
 
 
 _CONTENTS = """
-    SELECT row, (list_position($splits, split) - 1)::SMALLINT, hash(sha256) FROM images ORDER BY row"""
+    SELECT row, list_position($splits, split) - 1, hash(sha256) FROM images ORDER BY row"""
 _PLACE = "SELECT key, split FROM images WHERE row = $row"
 
 

@@ -233,8 +233,9 @@ class Side:
 
     def effective_size(self, feature: Feature) -> float:
         """Returns the effective number of independent images of a feature."""
-        is_single = feature.is_single
-        return self.dataset.effective_sizes[self.split] if is_single else self.values(feature).effective_size()
+        if feature.is_single:
+            return self.dataset.effective_sizes[self.split]
+        return self.values(feature).effective_size()
 
 
 # Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from beam_jobs.dataset.shards import SPLIT, hashes64
 from beam_jobs.errors import DiskError, EmptySplit, OptionError
 from beam_jobs.options import TableColumns
 from beam_jobs.planning import image_tables, plan
@@ -234,14 +232,13 @@ def test_a_plan_that_its_memory_does_not_hold_names_the_option():
         query(statement, limits="SET memory_limit = '20MB'")
 
 
-def test_contents_that_several_images_have_are_found_in_parts(monkeypatch):
+def test_repeated_keys_and_contents_are_found_in_parts(monkeypatch):
+    rows = examined(*with_copies(), *with_copies()[:40])
+    options = make_options(plan_memory_mb=100, splits={"all": 1})
+    whole = make_plan(rows, options)
     monkeypatch.setattr(image_tables, "_GROUPS_OF_MB", 1)  # five parts
-    rows = examined(*with_copies())
-    with open_tables(facts_of([rows], 0), (), make_options(plan_memory_mb=100), "single") as (images, _):
-        images.insert_repeated("twice", "content_hash")
-        found = images.column("SELECT hash FROM twice").tolist()
-    counts = Counter(rows["sha256"].to_pylist())
-    assert sorted(found) == sorted(hashes64(SPLIT, 0, [sha256 for sha256, count in counts.items() if count > 1]))
+    assert rows_of(make_plan(rows, options)) == rows_of(whole)
+    assert (len(whole.rejects), whole.clusters) == (40, 40)
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:

@@ -5,13 +5,16 @@ import pytest
 
 from beam_jobs.common import system
 from beam_jobs.errors import CorruptDataset, DiskError, FeedlineError
+from beam_jobs.storage import database as database_module
 from beam_jobs.storage.database import open_database
 
 SORT = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
 LIST = "SELECT max(len(texts)) FROM (SELECT list(hash(range)::VARCHAR) AS texts FROM range(2_000_000))"
 
 
-def test_rows_that_come_in_parts_are_one_table(tmp_path):
+@pytest.mark.parametrize("table_bytes", [1, 9, 8 << 20])
+def test_rows_that_come_in_parts_are_one_table(tmp_path, monkeypatch, table_bytes):
+    monkeypatch.setattr(database_module, "_TABLE_BYTES", table_bytes)
     with open_database("the rows", 100, str(tmp_path)) as database:
         database.insert_all("rows", (pa.table({"n": [number]}) for number in range(3)))
         assert database.column("SELECT n FROM rows ORDER BY n").tolist() == [0, 1, 2]
