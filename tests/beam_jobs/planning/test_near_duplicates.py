@@ -68,6 +68,12 @@ def chains(images: near_duplicates.Appearances, distance: int) -> list[int]:
     return roots
 
 
+@pytest.mark.parametrize("mean", [1 << 19, 1 << 20, 3e38, -np.inf])
+def test_a_damaged_mean_is_not_like_another(mean):
+    images = looks([BASE, BASE], colours=[(0.0,) * 3, (mean,) * 3])
+    assert clusters_of(images, 3) == [0, 1]
+
+
 # Few bases and few flipped bits, so that pairs, chains and near misses all come up.
 HASHES = st.lists(
     st.builds(
