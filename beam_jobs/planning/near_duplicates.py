@@ -71,7 +71,7 @@ _WEAK_DISTANCE, _FLAT_DISTANCE = 3, 2
 _ASPECT_STEP = math.log(1.05)
 _COLOUR_STEP = 16
 _STEPS, _FLAT_STEPS = (1, 8), (0.5, 2)  # of mean and deviation
-_MOST_STEPS = 16_000
+_LARGEST = 700  # levels, and logarithm of an aspect ratio
 _MOMENTS = 6  # columns of `moments` for all weak hashes; the other columns are for flat images
 _CELLS = (0, 4, 6, 8)  # aspect ratio, mean of red and of blue, deviation of green; each column doubles the sorts
 
@@ -154,20 +154,20 @@ def measure(
       var_rgb: float[images, 3], variance of each channel, in levels squared; None when not measured.
     """
     traits = np.empty((len(dhash), 4), np.int16)
-    traits[:, 0] = _bounded(np.floor(np.log(width / height) / _ASPECT_STEP))
-    traits[:, 1:] = _bounded(mean_rgb // _COLOUR_STEP)
+    traits[:, 0] = np.floor(_bounded(np.log(width / height)) / _ASPECT_STEP)
+    traits[:, 1:] = _bounded(mean_rgb) // _COLOUR_STEP
     moments = None
     if var_rgb is not None:
         moments = np.empty((len(dhash), 2 * _MOMENTS), np.int16)
-        values = (mean_rgb, np.sqrt(var_rgb)) * 2
+        values = (_bounded(mean_rgb), _bounded(np.sqrt(var_rgb))) * 2
         for number, (value, step) in enumerate(zip(values, (*_STEPS, *_FLAT_STEPS), strict=True)):
-            moments[:, 3 * number : 3 * number + 3] = _bounded(value // step)
+            moments[:, 3 * number : 3 * number + 3] = value // step
     return Appearances(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
 
 
-def _bounded(steps: np.ndarray) -> np.ndarray:
-    """Returns numbers of steps whose differences fit into int16; a damaged table may have any number."""
-    return np.nan_to_num(np.clip(steps, -_MOST_STEPS, _MOST_STEPS))
+def _bounded(values: np.ndarray) -> np.ndarray:
+    """Returns values whose steps fit into int16; a damaged table may have any number, or none."""
+    return np.nan_to_num(np.clip(values, -_LARGEST, _LARGEST), nan=-_LARGEST)
 
 
 def measure_facts(rows: pa.Table, channel_statistics: bool) -> Appearances:

@@ -68,7 +68,7 @@ def chains(images: near_duplicates.Appearances, distance: int) -> list[int]:
     return roots
 
 
-@pytest.mark.parametrize("mean", [1 << 19, 1 << 20, 3e38, -np.inf])
+@pytest.mark.parametrize("mean", [1 << 19, 1 << 20, 3e38, -np.inf, np.nan])
 def test_a_damaged_mean_is_not_like_another(mean):
     images = looks([BASE, BASE], colours=[(0.0,) * 3, (mean,) * 3])
     assert clusters_of(images, 3) == [0, 1]
