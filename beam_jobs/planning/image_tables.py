@@ -52,10 +52,9 @@ _NEW_IMAGES = """
 _NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names{new}"
 
 # Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
-_REPEATED = """
-    INSERT INTO repeated_hashes SELECT {column} FROM images WHERE {column} % $parts::UBIGINT = $part::UBIGINT
-    GROUP BY {column} HAVING count(*) > 1"""
-_GROUPS_OF_MB = 5000  # 200 bytes each, in the memory of a query
+# Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
+_HASHES = "SELECT {column} FROM {images} WHERE {column} % $parts::UBIGINT = $part::UBIGINT"
+_HASHES_OF_MB = 60_000  # of 8 bytes: half of the memory of the database, on top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +98,17 @@ class ImageTables(Database):
         if self.new != sum(rows.values()):  # the database joins the facts by the names of their files
             raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {self.new} images are planned")
 
-    def find_repeated(self, column: str) -> None:
-        """Fills the table `repeated_hashes` with the values that several images have in a column of `images`."""
-        self.run("CREATE OR REPLACE TABLE repeated_hashes (hash UBIGINT)")
-        # In parts: the groups of all images may not fit in memory, and the database cannot always divide them.
-        parts = 1 + self.number("SELECT count(*) FROM images") // (self.memory_mb * _GROUPS_OF_MB)
+    def find_repeated(self, column: str, images: str = "images") -> None:
+        """Fills the table `repeated_hashes` with the values that several images have in a column of hashes."""
+        self.run("DROP TABLE IF EXISTS repeated_hashes")
+        # In arrays: the groups of a query would take several times their memory, and that of the database is full.
+        parts = 1 + (self.old + self.facts_rows) // (self.memory_mb * _HASHES_OF_MB)
         for part in range(parts):
-            self.run(_REPEATED.format(column=column), parts=parts, part=part)
+            hashes = self.sorted_numbers(
+                _HASHES.format(column=column, images=images), np.uint64, parts=parts, part=part
+            )
+            repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+            self.add("repeated_hashes", pa.table({"hash": pa.array(repeated)}), create=not part)
 
     @property
     def new(self) -> int:
@@ -283,7 +286,7 @@ def _texts(column: pa.ChunkedArray) -> Iterator[str]:
 
 def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
     """Removes all new images of a key but the first, by their other columns, and returns them."""
-    tables.find_repeated("order_hash")
+    tables.find_repeated("order_hash", "(FROM images WHERE is_new)")
     tables.run(_REPEATED_KEYS)
     tables.run(_REJECTED)
     if not tables.number("SELECT count(*) FROM repeated"):

@@ -75,10 +75,11 @@ class Database:
         """Returns the only column of a query as an array."""
         return self.query(statement, **parameters).column(0).to_numpy()
 
-    def sorted_numbers(self, statement: str, **parameters: object) -> np.ndarray:
-        """Returns the only column of a query as float64 in ascending order, NaN last."""
+    def sorted_numbers(self, statement: str, dtype: type[np.generic] = np.float64, **parameters: object) -> np.ndarray:
+        """Returns the only column of a query in ascending order, NaN last."""
         # Without a table of all of them beside the array.
-        values = np.empty(self.number(f"SELECT count(*) FROM ({statement})", **parameters))  # noqa: S608 - of this code
+        count = self.number(f"SELECT count(*) FROM ({statement})", **parameters)  # noqa: S608 - of this code
+        values = np.empty(count, dtype)
         end = 0
         for batch in self.batches(statement, **parameters):
             start, end = end, end + len(batch)

@@ -236,7 +236,7 @@ def test_repeated_keys_and_contents_are_found_in_parts(monkeypatch):
     rows = examined(*with_copies(), *with_copies()[:40])
     options = make_options(plan_memory_mb=100, splits={"all": 1})
     whole = make_plan(rows, options)
-    monkeypatch.setattr(image_tables, "_GROUPS_OF_MB", 1)  # five parts
+    monkeypatch.setattr(image_tables, "_HASHES_OF_MB", 1)  # five parts
     assert rows_of(make_plan(rows, options)) == rows_of(whole)
     assert (len(whole.rejects), whole.clusters) == (40, 40)
 
