@@ -75,7 +75,9 @@ class Database:
         """Returns the only column of a query as an array."""
         return self.query(statement, **parameters).column(0).to_numpy()
 
-    def sorted_numbers(self, statement: str, dtype: type[np.generic] = np.float64, **parameters: object) -> np.ndarray:
+    def sorted_numbers(
+        self, statement: str, dtype: type[np.generic] = np.float64, /, **parameters: object
+    ) -> np.ndarray:
         """Returns the only column of a query in ascending order, NaN last."""
         # Without a table of all of them beside the array.
         count = self.number(f"SELECT count(*) FROM ({statement})", **parameters)  # noqa: S608 - of this code
