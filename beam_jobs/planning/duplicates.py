@@ -12,15 +12,18 @@ from beam_jobs.planning.near_duplicates import Appearances, NearClusters
 
 _NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a billion images share a name is 3 %
 
-_COPIES = """
-    CREATE TABLE copies AS
-    WITH candidates AS (
-        SELECT id, is_new FROM images WHERE content_hash IN (FROM repeated_hashes))
-    SELECT id, key, left(sha256, {length}) AS cluster,
-        first_value(id) OVER content AS content, row_number() OVER content AS position
-    FROM candidates JOIN names USING (id)
+_CANDIDATES = """
+    CREATE TABLE candidates AS
+    SELECT id, is_new, content_hash, key, sha256 FROM images JOIN names USING (id)
+    WHERE content_hash IN (FROM repeated_hashes)"""
+_COPIES = "CREATE TABLE copies (id BIGINT, key VARCHAR, cluster VARCHAR, content BIGINT, position BIGINT)"
+_FIND_COPIES = """
+    INSERT INTO copies
+    SELECT id, key, left(sha256, {length}), first_value(id) OVER content, row_number() OVER content FROM candidates
+    WHERE content_hash % $parts::UBIGINT = $part::UBIGINT
     WINDOW content AS (PARTITION BY sha256 ORDER BY is_new, key)
     QUALIFY count(*) OVER (PARTITION BY sha256) > 1"""
+_CANDIDATE_BYTES = 500  # with its texts, while it is sorted
 
 # Of a content, the first image stands for all.
 _CONTENTS = """
@@ -71,11 +74,20 @@ def find_sets(tables: ImageTables, options: IngestOptions) -> None:
     for duplicates drops some of them.
     """
     tables.find_repeated("content_hash")
-    tables.run(_COPIES.format(length=_NAME_LENGTH))
+    _find_copies(tables)
     tables.insert("near_contents", _near_contents(tables, options))
     tables.run(_RELATED.format(drop=options.duplicates == "drop"))
     tables.run(_NEAR_CLUSTERS.format(length=_NAME_LENGTH))
     tables.run(_NAMED)
+
+
+def _find_copies(tables: ImageTables) -> None:
+    tables.run(_CANDIDATES)
+    tables.run(_COPIES)
+    parts = 1 + tables.number("SELECT count(*) FROM candidates") * _CANDIDATE_BYTES // (tables.memory_mb * 1_000_000)
+    for part in range(parts):
+        tables.run(_FIND_COPIES.format(length=_NAME_LENGTH), parts=parts, part=part)
+    tables.run("DROP TABLE candidates")
 
 
 def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:

@@ -15,7 +15,7 @@ import pytest
 
 from beam_jobs.errors import DiskError, EmptySplit, OptionError
 from beam_jobs.options import TableColumns
-from beam_jobs.planning import image_tables, plan
+from beam_jobs.planning import duplicates, image_tables, plan
 from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
 from tests.beam_jobs.loaded_plan import facts_of, make_plan
@@ -237,6 +237,7 @@ def test_repeated_keys_and_contents_are_found_in_parts(monkeypatch):
     options = make_options(plan_memory_mb=100, splits={"all": 1})
     whole = make_plan(rows, options)
     monkeypatch.setattr(image_tables, "_HASHES_OF_MB", 1)  # five parts
+    monkeypatch.setattr(duplicates, "_CANDIDATE_BYTES", 5_000_000)  # five parts
     assert rows_of(make_plan(rows, options)) == rows_of(whole)
     assert (len(whole.rejects), whole.clusters) == (40, 40)
 
