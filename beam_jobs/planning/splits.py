@@ -233,7 +233,8 @@ def _divide_classes(
     runs = [pa.table({"rank": np.empty(0, np.int64), "start": np.empty(0, np.uint64), "split": np.empty(0, np.int64)})]
     for rank, rows in _class_rows(tables):
         units, sizes, ids = (rows[name].to_numpy() for name in ("unit", "size", "id"))
-        assigned = divide_class(sizes.astype(np.int64), counts[rank], shares)
+        del rows  # a class may have most of the images
+        assigned = divide_class(sizes, counts[rank], shares)
         is_single = ids >= 0
         places[ids[is_single] - first] = assigned[is_single]
         starts = near_duplicates.run_starts(assigned)
@@ -252,12 +253,18 @@ def _class_rows(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
         ranks = table["rank"].to_numpy()
         for start, end in itertools.pairwise([*near_duplicates.run_starts(ranks).tolist(), len(table)]):
             if pending and ranks[start] != last:
-                yield last, pa.concat_tables(pending)
-                pending = []
+                yield last, _joined(pending)
             pending.append(table.slice(start, end - start))
             last = int(ranks[start])
     if pending:
-        yield last, pa.concat_tables(pending)
+        yield last, _joined(pending)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """Returns the rows of tables, and removes these from the list."""
+    joined = pa.concat_tables(tables)
+    tables.clear()
+    return joined
 
 
 def _target_counts(total: int, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:
@@ -270,7 +277,7 @@ def divide_class(sizes: np.ndarray, counts: np.ndarray, shares: Sequence[float])
     """Returns the split of each unit of a class, so that the images per split are close to the shares.
 
     Args:
-      sizes: int64[units], size of each unit in images, in order of hash.
+      sizes: int[units], size of each unit in images, in order of hash.
       counts: int64[splits], number of images of the class that each split has already.
       shares: share of each split.
     """
@@ -291,11 +298,12 @@ def _cut(sizes: np.ndarray, targets: np.ndarray) -> np.ndarray:
     totals = np.concatenate([[0], np.cumsum(sizes)])
     cuts = [0]
     for target in np.cumsum(targets)[:-1]:
-        cut = int(np.abs(totals - target).argmin())
+        after = int(np.searchsorted(totals, target))  # the first total that is not smaller
+        cut = after - int(after > 0 and target - totals[after - 1] <= totals[after] - target)
         if len(sizes) >= len(targets):
             cut = min(max(cut, cuts[-1] + 1), len(sizes) - len(targets) + len(cuts))
         cuts.append(cut)
-    return np.searchsorted(cuts[1:], np.arange(len(sizes)), side="right")
+    return np.repeat(np.arange(len(targets), dtype=np.int16), np.diff(cuts, append=len(sizes)))
 
 
 def _fill(sizes: np.ndarray, targets: np.ndarray) -> np.ndarray:
