@@ -16,10 +16,14 @@ _CANDIDATES = """
     CREATE TABLE candidates AS
     SELECT id, is_new, content_hash, key, sha256 FROM images JOIN names USING (id)
     WHERE content_hash IN (FROM repeated_hashes)"""
-_COPIES = "CREATE TABLE copies (id BIGINT, key VARCHAR, cluster VARCHAR, content BIGINT, position BIGINT)"
+_COPIES = """
+    CREATE TABLE copies (
+        id BIGINT, key VARCHAR, cluster VARCHAR, content BIGINT, position BIGINT, key_position BIGINT)"""
 _FIND_COPIES = """
     INSERT INTO copies
-    SELECT id, key, left(sha256, {length}), first_value(id) OVER content, row_number() OVER content FROM candidates
+    SELECT id, key, left(sha256, {length}), first_value(id) OVER content, row_number() OVER content,
+        row_number() OVER (PARTITION BY sha256 ORDER BY key)
+    FROM candidates
     WHERE content_hash % $parts::UBIGINT = $part::UBIGINT
     WINDOW content AS (PARTITION BY sha256 ORDER BY is_new, key)
     QUALIFY count(*) OVER (PARTITION BY sha256) > 1"""
@@ -63,7 +67,7 @@ def find_sets(tables: ImageTables, options: IngestOptions) -> None:
 
     Tables of the database that it creates:
       copies: images whose content others have too, with the name of the set; `content` is the id of the first of them,
-        by old or new and key.
+        by old or new and key; `position` is that in this order, `key_position` that by key alone, both from 1.
       near_contents: contents that look like others; `root` is the first content of the near cluster.
       related: view of all images with their content, root, and whether the policies retain them.
       near_clusters: name and size of each near cluster.

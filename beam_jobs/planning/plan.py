@@ -155,11 +155,11 @@ _NO_CLUSTERS = pa.table(
 )
 _EXISTING = "SELECT cluster, near_cluster AS near FROM named WHERE NOT is_new ORDER BY id"
 _COUNTS = {
-    "clusters": "SELECT count(DISTINCT content) FROM copies",
+    "clusters": "SELECT count(*) FROM copies WHERE position = 1",
     "cluster_images": "SELECT count(*) FROM copies",
     "label_conflicts": """
-        SELECT count(*) FROM (
-            SELECT content FROM copies JOIN images USING (id) GROUP BY content HAVING count(DISTINCT labels) > 1)""",
+        SELECT count(DISTINCT content) FROM copies JOIN images USING (id) JOIN images AS firsts ON firsts.id = content
+        WHERE images.labels IS DISTINCT FROM firsts.labels""",
     "near_clusters": "SELECT count(*) FROM near_clusters",
     "near_images": "SELECT sum(images) FROM near_clusters",
     "near_largest": "SELECT max(images) FROM near_clusters",
@@ -167,8 +167,9 @@ _COUNTS = {
     "near_unsearched": "SELECT count(*) FROM related WHERE is_unsearched",
 }
 _DUPLICATE_SETS = """
-    SELECT list(key ORDER BY key)[:$most] AS keys FROM copies
-    GROUP BY content ORDER BY min(key) LIMIT $most"""
+    WITH sets AS (SELECT content FROM copies WHERE key_position = 1 ORDER BY key LIMIT $most)
+    SELECT list(key ORDER BY key) AS keys FROM copies SEMI JOIN sets USING (content)
+    WHERE key_position <= $most GROUP BY content ORDER BY min(key)"""
 _HAS_PLACES = "SELECT count(*) FROM images WHERE written OR (is_new AND split <> '')"
 _LEAKS = """
     WITH members AS (
