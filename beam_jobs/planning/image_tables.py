@@ -52,7 +52,6 @@ _NEW_IMAGES = """
 _NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names{new}"
 
 # Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
-# Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
 _HASHES = "SELECT {column} FROM {images} WHERE {column} % $parts::UBIGINT = $part::UBIGINT"
 _HASHES_OF_MB = 60_000  # of 8 bytes: half of the memory of the database, on top
 

@@ -78,7 +78,7 @@ class Database:
     def sorted_numbers(
         self, statement: str, dtype: type[np.generic] = np.float64, /, **parameters: object
     ) -> np.ndarray:
-        """Returns the only column of a query in ascending order, NaN last."""
+        """Returns the only column of a query, of numbers of `dtype`, in ascending order, NaN last."""
         # Without a table of all of them beside the array.
         count = self.number(f"SELECT count(*) FROM ({statement})", **parameters)  # noqa: S608 - of this code
         values = np.empty(count, dtype)
