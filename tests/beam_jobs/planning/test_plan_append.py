@@ -201,3 +201,13 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
     if near != "group" and not any(ref.group for ref, _ in images):  # or they may tie what was apart before
         written = [row for row in after.to_pylist() if row["shard"] >= 0]
         assert len({(row["sha256"], row["split"]) for row in written}) == len({row["sha256"] for row in written})
+
+
+def test_the_first_sets_of_copies_are_those_by_key_whether_old_or_new():
+    options = make_options(splits={"all": 1}, duplicates="keep")
+    before = make_plan(examined((make_ref("z"), make_facts("old"))), options)
+    rows = [(make_ref(f"m{number:02d}"), make_facts(str(number % 20))) for number in range(40)]
+    rows.append((make_ref("a"), make_facts("old")))
+    plan = make_plan(examined(*rows), options, existing=published(before), labels=before.labels)
+    assert plan.duplicate_sets[0] == ("a", "z")
+    assert len(plan.duplicate_sets) == 20
