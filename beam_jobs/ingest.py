@@ -164,7 +164,7 @@ class _Ingest:
         needed = work_dir.min_bytes_to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
         with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
-            good, reasons = self._examine(listing)
+            good = self._examine(listing)
         old = self.existing
         if old and not good:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
@@ -185,9 +185,8 @@ class _Ingest:
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._report_plan(plan, warnings)
         if plan.rejects:
-            planned = reject_table.from_rejects(plan.rejects)
-            reasons = self._write_rejects(itertools.chain([planned], schemas.read_groups(self._rejects_path)))
-            self._check_rejects(reasons, listing.found)
+            found = itertools.chain(schemas.read_groups(plan.rejects), schemas.read_groups(self._rejects_path))
+            self._check_rejects(self._write_rejects(found), listing.found)
         tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
@@ -269,8 +268,8 @@ class _Ingest:
         self.report(f"scanned   {plural(listing.found, 'image')}, {size(listing.bytes)} {_duration(started)}")
         return listing
 
-    def _examine(self, listing: Scan) -> tuple[int, dict[str, int]]:
-        """Examines the images, and returns the number of good ones, and that of rejects by reason."""
+    def _examine(self, listing: Scan) -> int:
+        """Examines the images, and returns the number of good ones."""
         started = time.monotonic()
         task = ExamineTask(
             reader=self._reader,
@@ -291,7 +290,7 @@ class _Ingest:
             for bucket in listing.buckets:
                 examine.invalidate_transient(self.work, bucket)
             raise
-        return good, reasons
+        return good
 
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)

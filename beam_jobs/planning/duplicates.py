@@ -53,7 +53,8 @@ _RELATED = """
 _NEAR_CLUSTERS = """
     CREATE TABLE near_clusters AS
     SELECT root, coalesce(min(near) FILTER (near <> ''), left(min(sha256), {length})) AS name, count(*) AS images
-    FROM related JOIN names USING (id) WHERE root IN (SELECT root FROM related WHERE is_linked OR near <> '')
+    FROM related JOIN names USING (id) WHERE root IN (
+        SELECT root FROM near_contents WHERE is_linked UNION ALL SELECT root FROM related WHERE near <> '')
     GROUP BY root"""
 
 _NAMED = """

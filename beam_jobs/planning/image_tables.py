@@ -24,7 +24,6 @@ from beam_jobs import storage
 from beam_jobs.dataset import schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
-from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.storage.database import Database, open_database
 
 # Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
@@ -64,7 +63,7 @@ class ImageTables(Database):
       images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
       names: view of the `id`, `key` and `sha256` of each image.
       groups: each name of a group, and its hash.
-      rejected: `id` of each new image that has the key of another one.
+      rejected: `id`, `key` and `uri` of each new image that has the key of another one; they are not in `images`.
 
     Attributes:
       old: number of images of the dataset that is added to.
@@ -153,7 +152,7 @@ def open_tables(
     options: IngestOptions,
     label_kind: str,
     spill: str = "",
-) -> Iterator[tuple[ImageTables, tuple[Reject, ...]]]:
+) -> Iterator[ImageTables]:
     """Loads the images into a database that is open inside the block; rejects all new images of a key but the first.
 
     Args:
@@ -187,7 +186,8 @@ def open_tables(
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
         if old and facts and tables.number(_KNOWN_KEYS):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
-        yield tables, _reject_repeated_keys(tables)
+        _reject_repeated_keys(tables)
+        yield tables
 
 
 def quoted(texts: Iterable[str]) -> str:
@@ -207,13 +207,13 @@ _REPEATED_KEYS = """
     SELECT id FROM names SEMI JOIN (
         SELECT id FROM images WHERE is_new AND order_hash IN (FROM repeated_hashes)) USING (id)
     QUALIFY count(*) OVER (PARTITION BY key) > 1"""
-_REJECTED = "CREATE TABLE rejected (id BIGINT)"
+_REJECTED = "CREATE TABLE rejected (id BIGINT, key VARCHAR, uri VARCHAR)"
 # Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _LATER_ROWS = """
-    SELECT id, key, uri FROM (
+    INSERT INTO rejected SELECT id, key, uri FROM (
         SELECT id, key, uri, row_number() OVER (PARTITION BY key ORDER BY
             uri, sha256, label, "group", split, extra, annotations, slice, mask_slice, id) AS position
-        FROM facts JOIN repeated USING (id)) WHERE position > 1 ORDER BY key, position"""
+        FROM facts JOIN repeated USING (id)) WHERE position > 1"""
 
 
 def _insert_existing(
@@ -283,24 +283,11 @@ def _texts(column: pa.ChunkedArray) -> Iterator[str]:
     return itertools.chain.from_iterable(map(shards.texts, column.chunks))
 
 
-def _reject_repeated_keys(tables: ImageTables) -> tuple[Reject, ...]:
-    """Removes all new images of a key but the first, by their other columns, and returns them."""
+def _reject_repeated_keys(tables: ImageTables) -> None:
+    """Moves all new images of a key but the first, by their other columns, to the table `rejected`."""
     tables.find_repeated("order_hash", "(FROM images WHERE is_new)")
     tables.run(_REPEATED_KEYS)
     tables.run(_REJECTED)
-    if not tables.number("SELECT count(*) FROM repeated"):
-        return ()
-    rows = tables.query(_LATER_ROWS)
-    tables.add("rejected", rows.select(["id"]), create=False)
-    tables.run("DELETE FROM images WHERE id IN (SELECT id FROM rejected)")
-    return tuple(_reject(row) for row in rows.select(["key", "uri"]).to_pylist())
-
-
-def _reject(row: dict[str, str]) -> Reject:
-    return Reject(
-        key=row["key"],
-        uri=row["uri"],
-        stage="plan",
-        reason=RejectReason.DUPLICATE_KEY.value,
-        detail="another row has this key; name a key column whose values differ",
-    )
+    if tables.number("SELECT count(*) FROM repeated"):
+        tables.run(_LATER_ROWS)
+        tables.run("DELETE FROM images WHERE id IN (SELECT id FROM rejected)")

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.dataset import lookup, schemas, shards
+from beam_jobs.dataset import lookup, manifest, schemas, shards
 from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.schemas import Float32Changes
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
@@ -23,12 +23,19 @@ from beam_jobs.planning import duplicates, splits
 from beam_jobs.planning.image_tables import RECORD_OVERHEAD_BYTES, ImageTables, open_tables
 from beam_jobs.planning.planned_rows import PlannedShard, ShardRows
 from beam_jobs.planning.row_sorter import RowSorter
-from beam_jobs.rejects import Reject
+from beam_jobs.rejects import Reject, RejectReason
 
 _REJECTED = -1  # place of images that are not in the plan
 _NO_INDEX = -1  # `label_index` of images that have not exactly one label
 _ROW_GROUP = 1 << 16  # rows that are in no shard, at a time
 _MAX_EXAMPLES = 20
+_DUPLICATE_KEY = Reject(
+    key="",
+    uri="",
+    stage="plan",
+    reason=RejectReason.DUPLICATE_KEY.value,
+    detail="another row has this key; name a key column whose values differ",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class Plan:
       splits: one plan per split, in the order of the options; new images only.
       dropped: the new images that the policies leave out, as a split without a name.
       near_dropped: number of dropped images that resemble another image without being a copy.
-      rejects: images that have the key of another image.
+      rejects: path of a file of the `REJECTS` rows of the images that have the key of another image; empty for none.
       existing: path of a file of the `IMAGES` rows of the dataset that is added to, with clusters that include the new
         images; empty for a new dataset.
       clusters: number of sets of images with equal bytes.
@@ -78,7 +85,7 @@ class Plan:
     splits: tuple[SplitPlan, ...]
     dropped: SplitPlan
     near_dropped: int
-    rejects: tuple[Reject, ...]
+    rejects: str
     existing: str
     clusters: int
     cluster_images: int
@@ -124,7 +131,7 @@ def make_plan(
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
-    with open_tables(facts, existing, options, label_kind, spill) as (tables, rejects):
+    with open_tables(facts, existing, options, label_kind, spill) as tables:
         _check_options(existing, options, label_kind, labels)
         duplicates.find_sets(tables, options)
         places = splits.assign(tables, options)
@@ -135,7 +142,7 @@ def make_plan(
             labels=names,
             splits=tuple(rows.splits),
             dropped=rows.dropped,
-            rejects=rejects,
+            rejects=_write_rejects(tables, directory),
             existing=_write_existing(tables, existing, directory) if existing else "",
             duplicate_sets=tuple(map(tuple, tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist())),
             leaks=leaks,
@@ -163,8 +170,11 @@ _COUNTS = {
     "near_clusters": "SELECT count(*) FROM near_clusters",
     "near_images": "SELECT sum(images) FROM near_clusters",
     "near_largest": "SELECT max(images) FROM near_clusters",
-    "near_dropped": "SELECT count(*) FROM related WHERE is_new AND is_first AND is_surplus",
-    "near_unsearched": "SELECT count(*) FROM related WHERE is_unsearched",
+    "near_dropped": """
+        SELECT count(*) FROM related
+        WHERE content IN (SELECT content FROM near_contents WHERE is_surplus) AND is_new AND is_first""",
+    "near_unsearched": """
+        SELECT count(*) FROM related WHERE content IN (SELECT content FROM near_contents WHERE is_unsearched)""",
 }
 _DUPLICATE_SETS = """
     WITH sets AS (SELECT content FROM copies WHERE key_position = 1 ORDER BY key LIMIT $most)
@@ -366,6 +376,17 @@ def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
             "larger share in --splits, or add groups"
         )
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
+
+
+def _write_rejects(tables: ImageTables, directory: str) -> str:
+    if not tables.number("SELECT count(*) FROM rejected"):
+        return ""
+    path = storage.join(directory, manifest.REJECTS_NAME)
+    with schemas.table_writer(path, schemas.REJECTS, durable=False) as write:
+        for rows in tables.tables("SELECT key, uri FROM rejected"):
+            rejects = [schemas.reject_row(replace(_DUPLICATE_KEY, **row)) for row in rows.to_pylist()]
+            write(pa.Table.from_pylist(rejects, schemas.REJECTS))
+    return path
 
 
 def _write_existing(tables: ImageTables, existing: Sequence[str], directory: str) -> str:

@@ -40,6 +40,7 @@ class LoadedPlan:
     def __init__(self, made: Plan) -> None:
         self.__dict__.update(vars(made))
         self.existing = schemas.read(made.existing) if made.existing else schemas.IMAGES.empty_table()
+        self.rejects = sorted(schemas.read(made.rejects).to_pylist(), key=str) if made.rejects else []
         self.splits = tuple(map(load, made.splits))
         self.dropped = load(made.dropped).images
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,9 @@ from beam_jobs.common.system import Progress
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
+from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.beam_job import no_watch, run_job
-from beam_jobs.runners.flink import Options
+from beam_jobs.runners.flink import LOCAL, Options, worker_path
 from beam_jobs.stages import resume
 from tests.beam_jobs.runs import files_under
 from tests.command import feedline
@@ -106,6 +108,31 @@ def commands(jar: str) -> tuple[tuple[str, list[str]], ...]:
     settings = {"parallelism": 2, "job_server_jar": jar, "java_memory": "768m"}
     flink = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
     return ("here", []), ("there", ["--runner", "flink", *flink])
+
+
+def test_the_components_of_a_run_work_on_a_cluster(jar, photos, tmp_path):
+    java = flink_job_server.find_java()
+    with flink_job_server.running_server(
+        flink_job_server.server_command(java, jar, LOCAL, "768m"), str(tmp_path)
+    ) as endpoint:
+        arguments = [*engine(jar).beam_arguments(worker_path(), slots=2), f"--job_endpoint={endpoint}"]
+        settings = {
+            "root": str(tmp_path / "root"),
+            "beam_args": arguments,
+            "ingest": {"source": str(photos), "splits": {"train": 0.7, "eval": 0.3}},
+            "input": {"batch_size": 4},
+            "train": {"epochs": 1},
+            "evaluate": {"above_largest_class": False},
+        }
+        (tmp_path / "pipeline.yaml").write_text(json.dumps(settings))
+        done = feedline("run", "--config", tmp_path / "pipeline.yaml", timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert "24 written" in done.stdout
+    assert "0 in train, 0 in eval" in done.stdout
+    assert "on 4 images" in done.stdout
+    log = (tmp_path / "flink.log").read_text()
+    stages = "ExamineBuckets", "WriteShards", "GenerateStatistics[train]", "Analyze", "ExtractEvaluateAndWriteResults"
+    assert [stage for stage in stages if f"]{stage}" not in log] == []
 
 
 class ListFolder(beam.PTransform):

@@ -112,11 +112,9 @@ def test_labels_are_sorted_and_numbered_over_all_splits():
 def test_a_repeated_key_is_rejected():
     rows = [(make_ref("same", uri=f"{n}.jpg"), make_facts(str(n))) for n in (2, 0, 1)]
     plan = make_plan(examined(*rows, *many(4)), EVERYTHING)
-    assert [(reject.key, reject.uri, reject.stage, reject.reason) for reject in plan.rejects] == [
-        ("same", "1.jpg", "plan", "duplicate_key"),
-        ("same", "2.jpg", "plan", "duplicate_key"),
-    ]
-    assert plan.rejects[0].detail == "another row has this key; name a key column whose values differ"
+    detail = "another row has this key; name a key column whose values differ"
+    fields = {"stage": "plan", "reason": "duplicate_key", "detail": detail, "bytes": 0}
+    assert plan.rejects == [{"key": "same", "uri": uri, **fields} for uri in ("1.jpg", "2.jpg")]
     kept = [row["uri"] for row in plan.splits[0].images.to_pylist() if row["key"] == "same"]
     assert kept == ["0.jpg"]
 
@@ -197,8 +195,8 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
         (
             image_tables,
             "_REJECTED",
-            "BIGINT)",
-            "; INSERT INTO rejected VALUES (0)",
+            "VARCHAR)",
+            "; INSERT INTO rejected VALUES (0, 'a', 'a.jpg')",
             "the plan has 40 new images, and places for 39",
         ),
     ],
@@ -243,7 +241,7 @@ def test_repeated_keys_and_contents_are_found_in_parts(monkeypatch):
 
 
 def query(statement: str, spill: str = "", limits: str = "", before=lambda: None) -> None:
-    with open_tables(facts_of([examined(*many(1))], 0), (), make_options(), "single", spill) as (images, _):
+    with open_tables(facts_of([examined(*many(1))], 0), (), make_options(), "single", spill) as images:
         images.run(limits or "SELECT 1")
         before()
         images.number(statement)

@@ -25,7 +25,7 @@ _UNITS = "SELECT unit FROM (SELECT id, unit FROM units UNION ALL SELECT id, unit
 
 def assigned(rows, options, statement: str = _UNITS, label_kind: str = "single") -> tuple[list[int], list]:
     """Returns the split of each image, and the only column of a query."""
-    with open_tables(facts_of([examined(*rows)], options.seed), (), options, label_kind) as (images, _):
+    with open_tables(facts_of([examined(*rows)], options.seed), (), options, label_kind) as images:
         find_sets(images, options)
         places = splits.assign(images, options)
         return places.tolist(), images.column(statement).tolist()
