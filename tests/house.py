@@ -26,8 +26,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
     "product files": 262,
-    "product lines": 52_930,
-    "code lines": 32_395,
+    "product lines": 52_960,
+    "code lines": 32_415,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

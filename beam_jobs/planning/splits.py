@@ -12,7 +12,6 @@ Stratified splits depend on the number of images per class.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -176,7 +175,8 @@ _CLASSES = """
     FROM free LEFT JOIN others USING (class)"""
 _OTHER_RANKS = """
     SELECT mains.rank AS main, unit, others.rank AS other, images FROM other_classes
-    JOIN classes AS mains ON mains.class = main JOIN classes AS others ON others.class = other_classes.class"""
+    JOIN classes AS mains ON mains.class = main JOIN classes AS others ON others.class = other_classes.class
+    ORDER BY main"""
 # `id` is that of a single image, -1 for a unit that may have several.
 _RANKED_UNITS = """
     CREATE TABLE ranked_units AS
@@ -184,7 +184,10 @@ _RANKED_UNITS = """
         SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
         UNION ALL SELECT class, unit, size, -1 FROM main_classes)
     SELECT rank::INTEGER AS rank, unit, size::INTEGER AS size, id FROM free JOIN classes USING (class)"""
-_UNITS_BY_CLASS = "FROM ranked_units ORDER BY rank, unit"
+_PART_UNITS = 1 << 20
+_UNIT_COLUMNS = {"unit": np.uint64, "size": np.int32, "id": np.int64}
+_UNITS_BY_CLASS = f"SELECT {', '.join(_UNIT_COLUMNS)} FROM ranked_units ORDER BY rank, unit"  # noqa: S608 - of this code
+_UNIT_COUNTS = "SELECT count(*) FROM ranked_units GROUP BY rank ORDER BY rank"
 _FREE_SPLITS = """
     INSERT INTO assigned
     WITH free AS (
@@ -204,67 +207,62 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
     tables.run(f"CREATE TABLE free_images AS {_FREE.format(columns=f'unit, {label} AS class', join=join)}")
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES, _RANKED_UNITS):
         tables.run(statement.format(label=label, join=join))
-    others: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for row in tables.query(_OTHER_RANKS).to_pylist():
-        others[row["main"]].append((row["unit"], row["other"], row["images"]))
-    units = tables.tables(_UNITS_BY_CLASS)  # the sort has the memory for itself
-    tables.insert("runs", _divide_classes(units, others, list(options.shares.values()), places, tables.old))
+    others = tables.query(_OTHER_RANKS)
+    counts = tables.column(_UNIT_COUNTS)
+    classes = _class_rows(tables.tables(_UNITS_BY_CLASS), counts.tolist())  # the sort has the memory for itself
+    divided = np.zeros((len(counts), len(options.splits)), np.int64)
+    tables.insert("runs", _divide_classes(classes, others, list(options.shares.values()), divided, places, tables.old))
     tables.run("DROP TABLE ranked_units")
     tables.run(_FREE_SPLITS)
 
 
 def _divide_classes(
-    tables: Iterable[pa.Table],
-    others: Mapping[int, Sequence[tuple[int, int, int]]],
+    classes: Iterable[list[np.ndarray]],
+    others: pa.Table,
     shares: list[float],
+    counts: np.ndarray,
     places: np.ndarray,
     first: int,
 ) -> pa.Table:
     """Sets the splits of single images; returns those of units as runs of hashes: `rank`, `start`, `split`.
 
     Args:
-      tables: the rows of `_UNITS_BY_CLASS`.
-      others: rank of a class -> hash of a unit of it, rank of another class, and the images of that class in the unit.
+      classes: hashes, sizes and ids of the units of each class in order of hash.
+      others: the rows of `_OTHER_RANKS`.
       shares: share of each split.
+      counts: int64[classes, splits], zeros, for the images in units of classes that are divided before.
       places: split of each row of the facts, which is set.
       first: id of the first row of the facts.
     """
-    counts: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(len(shares), np.int64))
+    mains, other_units, other_ranks, images = (column.to_numpy() for column in others.columns)
     runs = [pa.table({"rank": np.empty(0, np.int64), "start": np.empty(0, np.uint64), "split": np.empty(0, np.int64)})]
-    for rank, rows in _class_rows(tables):
-        units, sizes, ids = (rows[name].to_numpy() for name in ("unit", "size", "id"))
-        del rows  # a class may have most of the images
+    for rank, (units, sizes, ids) in enumerate(classes):
         assigned = divide_class(sizes, counts[rank], shares)
         is_single = ids >= 0
-        places[ids[is_single] - first] = assigned[is_single]
+        rows = ids[is_single]
+        rows -= first  # in place: a class may have most of the images
+        places[rows] = assigned[is_single]
         starts = near_duplicates.run_starts(assigned)
         ranks = np.full(len(starts), rank)
         runs.append(pa.table({"rank": ranks, "start": units[starts], "split": assigned[starts].astype(np.int64)}))
-        for unit, other, images in others.get(rank, ()):
-            counts[other][assigned[np.searchsorted(units, np.uint64(unit))]] += images
+        same = slice(*np.searchsorted(mains, (rank, rank + 1)))
+        np.add.at(counts, (other_ranks[same], assigned[np.searchsorted(units, other_units[same])]), images[same])
     return pa.concat_tables(runs)
 
 
-def _class_rows(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Yields each rank and its rows, of tables that are ordered by `rank`."""
-    pending: list[pa.Table] = []
-    last = -1
-    for table in tables:
-        ranks = table["rank"].to_numpy()
-        for start, end in itertools.pairwise([*near_duplicates.run_starts(ranks).tolist(), len(table)]):
-            if pending and ranks[start] != last:
-                yield last, _joined(pending)
-            pending.append(table.slice(start, end - start))
-            last = int(ranks[start])
-    if pending:
-        yield last, _joined(pending)
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    """Returns the rows of tables, and removes these from the list."""
-    joined = pa.concat_tables(tables)
-    tables.clear()
-    return joined
+def _class_rows(tables: Iterator[pa.Table], counts: Iterable[int]) -> Iterator[list[np.ndarray]]:
+    """Yields the columns of the units of each class, given the number of units."""
+    rows = pa.table({})
+    for count in counts:
+        columns = [np.empty(count, dtype) for dtype in _UNIT_COLUMNS.values()]
+        end = 0
+        while end < count:
+            rows = rows if len(rows) else next(tables)
+            part = rows.slice(0, count - end)
+            rows, start, end = rows.slice(len(part)), end, end + len(part)
+            for name, column in zip(_UNIT_COLUMNS, columns, strict=True):
+                column[start:end] = part[name].to_numpy()
+        yield columns
 
 
 def _target_counts(total: int, counts: np.ndarray, shares: Sequence[float]) -> np.ndarray:
@@ -290,12 +288,18 @@ def divide_class(sizes: np.ndarray, counts: np.ndarray, shares: Sequence[float])
 
 
 def _error(assigned: np.ndarray, sizes: np.ndarray, targets: np.ndarray) -> int:
-    return int(np.abs(np.bincount(assigned, sizes, len(targets)) - targets).sum())
+    images = np.zeros(len(targets))
+    for start in range(0, len(sizes), _PART_UNITS):  # NumPy makes copies of 8 bytes a number
+        part = slice(start, start + _PART_UNITS)
+        images += np.bincount(assigned[part], sizes[part], len(targets))
+    return int(np.abs(images - targets).sum())
 
 
 def _cut(sizes: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns the split of each unit: consecutive runs whose numbers of images are closest to the targets."""
-    totals = np.concatenate([[0], np.cumsum(sizes)])
+    totals = np.zeros(len(sizes) + 1, np.int64)
+    totals[1:] = sizes
+    np.cumsum(totals, out=totals)
     cuts = [0]
     for target in np.cumsum(targets)[:-1]:
         after = int(np.searchsorted(totals, target))  # the first total that is not smaller
