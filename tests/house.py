@@ -27,7 +27,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 LIMITS = {
     "product files": 262,
     "product lines": 52_960,
-    "code lines": 32_415,
+    "code lines": 32_416,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

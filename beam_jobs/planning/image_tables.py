@@ -63,7 +63,7 @@ class ImageTables(Database):
       images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
       names: view of the `id`, `key` and `sha256` of each image.
       groups: each name of a group, and its hash.
-      rejected: `id`, `key` and `uri` of each new image that has the key of another one; they are not in `images`.
+      rejected: `id`, `key` and `uri` of each new image that has the key of an earlier one and is not in `images`.
 
     Attributes:
       old: number of images of the dataset that is added to.

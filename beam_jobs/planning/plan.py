@@ -64,7 +64,7 @@ class Plan:
       splits: one plan per split, in the order of the options; new images only.
       dropped: the new images that the policies leave out, as a split without a name.
       near_dropped: number of dropped images that resemble another image without being a copy.
-      rejects: path of a file of the `REJECTS` rows of the images that have the key of another image; empty for none.
+      rejects: path of a file of the `REJECTS` rows of all images of a key but the first; empty for none.
       existing: path of a file of the `IMAGES` rows of the dataset that is added to, with clusters that include the new
         images; empty for a new dataset.
       clusters: number of sets of images with equal bytes.
@@ -268,7 +268,7 @@ class _PlannedRows:
             written = old.filter(pc.greater_equal(old["shard"], 0))
             schemas.count_float32_changes(self.float32_changes, written["extra"])
         pool = ThreadPoolExecutor(2, thread_name_prefix="feedline-rows")
-        path, memory = os.path.join(tables.spill, "rows.arrow"), options.plan_memory_mb * 10**6 // 2
+        path, memory = os.path.join(tables.spill, "rows"), options.plan_memory_mb * 10**6 // 2
         sorter = RowSorter(path, tables.new, tables.facts_bytes, memory, pool)
         try:
             *self.splits, self.dropped = self._write(sorter, pool)

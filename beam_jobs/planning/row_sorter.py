@@ -24,7 +24,7 @@ from beam_jobs.planning import near_duplicates
 from beam_jobs.storage import disk
 
 _MOST_BYTES = 1 << 30  # Arrow cannot join texts of 2 GiB
-# There is a part in the file, and an object in memory, for each division and range.
+# There is about a part in the file, and an object in memory, for each place, division and range.
 _MOST_DIVISIONS, _MOST_RANGES = 500, 1000
 _TAKEN_BYTES = 16 << 20  # of a division at a time: few rows are slow, and all are one more copy of it
 _CODEC = pa.Codec("zstd", 1)  # hexadecimal digits take half of their size
@@ -120,7 +120,8 @@ class RowSorter:
         self._dividing = self._pool.submit(self._divide, rows, write)
 
     def _divide(self, tables: list[pa.Table], write: bool) -> None:
-        rows = pa.concat_tables(tables).combine_chunks()
+        self._schema = self._schema or tables[0].schema
+        rows = pa.concat_tables(tables).cast(self._schema).combine_chunks()  # a part in the file has no schema
         tables.clear()  # their memory is not needed any more
         if not self._ranges:
             size = max(self._table_bytes, rows.nbytes * self._images // len(rows))
@@ -129,7 +130,7 @@ class RowSorter:
         ranges = ((rows["order_hash"].to_numpy() >> 32) * np.uint64(self._ranges) >> 32).astype(np.int64)
         numbers = rows["place"].to_numpy() * self._ranges + ranges
         order = np.argsort(numbers, kind="stable")
-        [batch], self._schema = rows.to_batches(), rows.schema
+        [batch] = rows.to_batches()
         count = max(1, len(rows) * _TAKEN_BYTES // rows.nbytes)
         adding: Future[None] | None = None
         for first in range(0, len(rows), count):

@@ -110,7 +110,7 @@ def commands(jar: str) -> tuple[tuple[str, list[str]], ...]:
     return ("here", []), ("there", ["--runner", "flink", *flink])
 
 
-def test_the_components_of_a_run_work_on_a_cluster(jar, photos, tmp_path):
+def test_the_components_of_a_run_work_on_an_embedded_cluster(jar, photos, tmp_path):
     java = flink_job_server.find_java()
     with flink_job_server.running_server(
         flink_job_server.server_command(java, jar, LOCAL, "768m"), str(tmp_path)
