@@ -281,7 +281,7 @@ class _PlannedRows:
         options, splits = self._options, list(self._options.splits)
         for place, name in enumerate(splits):
             if not self._tables.old and not (self._places == place).any():
-                raise _empty_split(name, options)
+                raise _empty_split(name, options, self._tables.number("SELECT count(*) FROM rejected"))
         totals = self._sort(sorter, len(splits) + 1, pool)
         for place, (images, size) in enumerate(totals):
             is_split = place < len(splits)
@@ -369,7 +369,12 @@ def _shard_count(images: int, size: int, options: IngestOptions) -> int:
     return min(options.shards or shards.shard_count(size, images, options.shard_mb * 1e6), images)
 
 
-def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
+def _empty_split(name: str, options: IngestOptions, rejected: int) -> EmptySplit:
+    if rejected:
+        return EmptySplit(
+            f"split {name!r} would hold no image; {rejected:,} images have the key of another one: name a key column "
+            "whose values differ, or add images"
+        )
     if options.columns.group:
         return EmptySplit(
             f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a "

@@ -119,6 +119,14 @@ def test_a_repeated_key_is_rejected():
     assert kept == ["0.jpg"]
 
 
+def test_a_split_that_repeated_keys_leave_empty_is_explained():
+    rows = [(make_ref("same", uri=f"{n}.jpg"), make_facts(str(n))) for n in range(40)]
+    with pytest.raises(
+        EmptySplit, match=r"^split '\w+' would hold no image; 39 images have the key of another one: name"
+    ):
+        make_plan(examined(*rows), make_options())
+
+
 @pytest.mark.parametrize(("fields", "count"), [({"shards": 3}, 3), ({"shards": 99}, 40), ({"shard_mb": 0.01}, 5)])
 def test_shards_are_counted_from_the_options(fields, count):
     # 40 images of 500 to 506 bytes and 500 bytes of everything else: 40 kB and a little, so five shards of 10 kB.
