@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=_SIZES)
     parser.add_argument("--memory-mb", type=int, default=1000, help="plan_memory_mb of the ingest")
     parser.add_argument("--near", action="store_true", help="report near duplicates")
-    parser.add_argument("--scratch", help="directory for 200 bytes an image, and as much for temporary files")
+    parser.add_argument("--scratch", help="directory for 750 bytes an image, with temporary files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

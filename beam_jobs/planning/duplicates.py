@@ -44,7 +44,6 @@ _RELATED = """
         coalesce(near_contents.root_hash, content_hash) AS root_hash,
         coalesce(near_contents.is_linked, false) AS is_linked,
         coalesce(near_contents.is_surplus, false) AS is_surplus,
-        coalesce(near_contents.is_unsearched, false) AS is_unsearched,
         coalesce(copies.position, 1) = 1 OR NOT {drop} AS is_first,
     FROM images LEFT JOIN copies USING (id)
     LEFT JOIN near_contents ON near_contents.content = coalesce(copies.content, images.id)"""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
+from beam_jobs.common.strings import plural
 from beam_jobs.dataset import lookup, manifest, schemas, shards
 from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.schemas import Float32Changes
@@ -370,17 +371,15 @@ def _shard_count(images: int, size: int, options: IngestOptions) -> int:
 
 
 def _empty_split(name: str, options: IngestOptions, rejected: int) -> EmptySplit:
-    if rejected:
-        return EmptySplit(
-            f"split {name!r} would hold no image; {rejected:,} images have the key of another one: name a key column "
-            "whose values differ, or add images"
-        )
+    repeated = "; left out for a repeated key: " + plural(rejected, "image") if rejected else ""
     if options.columns.group:
         return EmptySplit(
             f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a "
-            "larger share in --splits, or add groups"
+            f"larger share in --splits, or add groups{repeated}"
         )
-    return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
+    return EmptySplit(
+        f"split {name!r} would hold no image; give it a larger share in --splits, or add images{repeated}"
+    )
 
 
 def _write_rejects(tables: ImageTables, directory: str) -> str:
