@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -25,7 +26,7 @@ from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.planning.plan import NO_IMAGES, ExistingImages, Plan, make_plan
 from beam_jobs.rejects import Reject
 from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
@@ -172,21 +173,18 @@ class _Ingest:
             return old.manifest
         with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
+            retried_keys = self._retried_keys(paths)
             plan = make_plan(
                 paths,
                 self.options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,
-                old.images if old else (),
-                old.manifest.labels if old else (),
+                ExistingImages(old.images, old.manifest.labels) if old else NO_IMAGES,
                 self._spill,
+                functools.partial(self._add_rejects, listing.found),
             )
-            retried_keys = self._retried_keys(paths)
         warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._report_plan(plan, warnings)
-        if plan.rejects:
-            found = itertools.chain(schemas.read_groups(plan.rejects), schemas.read_groups(self._rejects_path))
-            self._check_rejects(self._write_rejects(found), listing.found)
         tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
@@ -238,6 +236,11 @@ class _Ingest:
 
     def _write_rejects(self, tables: Iterable[pa.Table]) -> dict[str, int]:
         return reject_table.write_sorted(self._rejects_path, tables, spill=self._spill)
+
+    def _add_rejects(self, images: int, path: str) -> None:
+        """Adds rejects of the plan to the others, and checks the ratio to `images` again."""
+        tables = itertools.chain(schemas.read_groups(path), schemas.read_groups(self._rejects_path))
+        self._check_rejects(self._write_rejects(tables), images)
 
     def _report_plan(self, plan: Plan, warnings: Remarks) -> None:
         if self.options.duplicates == "report":

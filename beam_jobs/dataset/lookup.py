@@ -192,6 +192,7 @@ def _column_values(rows: pa.Table) -> pa.Table:
 
 
 def _cell_values(text: str) -> Iterator[tuple[str, str, float | None, bool]]:
+    """Yields column, text, number and whether it is the first of its column, for each value of the user columns."""
     names: set[str] = set()
     for raw_name, cell in schemas.cell(text).items():
         name = _encodable(raw_name)

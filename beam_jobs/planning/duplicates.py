@@ -95,6 +95,7 @@ def _find_copies(tables: ImageTables) -> None:
 
 
 def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
+    """Returns the distinct files that have near duplicates, are dropped for them, or were not compared with all."""
     ids = hashes = roots = np.zeros(0, np.int64)
     surplus = unsearched = np.zeros(0, bool)
     if options.near_duplicates != "off":
@@ -127,7 +128,7 @@ _PRECEDENCE = """
 def _find_surplus(
     tables: ImageTables, ids: np.ndarray, appearances: Appearances, near: NearClusters, distance: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which contents the policy drops, and which are unsearched; an existing image is never dropped."""
+    """Returns which files the policy drops, never existing ones, and which were not compared with all others."""
     rows = tables.query(_PRECEDENCE)
     order = np.empty(ids.max(initial=-1) + 1, np.int64)
     order[ids] = np.arange(len(ids))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +66,6 @@ class Plan:
       splits: one plan per split, in the order of the options; new images only.
       dropped: the new images that the policies leave out, as a split without a name.
       near_dropped: number of dropped images that resemble another image without being a copy.
-      rejects: path of a file of the `REJECTS` rows of all images of a key but the first; empty for none.
       existing: path of a file of the `IMAGES` rows of the dataset that is added to, with clusters that include the new
         images; empty for a new dataset.
       clusters: number of sets of images with equal bytes.
@@ -86,7 +86,6 @@ class Plan:
     splits: tuple[SplitPlan, ...]
     dropped: SplitPlan
     near_dropped: int
-    rejects: str
     existing: str
     clusters: int
     cluster_images: int
@@ -101,14 +100,29 @@ class Plan:
     mask_values: frozenset[int]
 
 
+class ExistingImages(NamedTuple):
+    """Images of the dataset that is added to.
+
+    Attributes:
+      tables: paths of the files of its image table; empty for a new dataset.
+      labels: its class names; they keep their indices.
+    """
+
+    tables: Sequence[str] = ()
+    labels: Sequence[str] = ()
+
+
+NO_IMAGES = ExistingImages()
+
+
 def make_plan(
     facts: Sequence[str],
     options: IngestOptions,
     directory: str,
     label_kind: str = "single",
-    existing: Sequence[str] = (),
-    labels: Sequence[str] = (),
+    existing: ExistingImages = NO_IMAGES,
     spill: str = "",
+    on_rejects: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plans a new dataset or an addition to one. The result depends on the images and options, not on their order.
 
@@ -120,31 +134,32 @@ def make_plan(
       options: splits, seed, shard size and policies.
       directory: directory of the files of rows.
       label_kind: one of `types.LABEL_KINDS`.
-      existing: files of the image table of the dataset that is added to, without keys of `facts`; empty for a new
-        dataset.
-      labels: class names of that dataset; they keep their indices.
+      existing: images of the dataset that is added to, without keys of `facts`.
       spill: local directory for what exceeds the memory of the database; a temporary one when empty.
+      on_rejects: called before anything is assigned, with the path of a file of the `REJECTS` rows of all images of a
+        key but the first, if there are any. What it raises ends the planning.
 
     Raises:
       EmptySplit: a split of a new dataset would hold no image.
       CorruptDataset: the table of `existing` is damaged.
       SplitConflict: there are `leaks`, and `split_conflicts` is `refuse`.
       OptionError: the options do not fit the images, or the existing dataset.
-      ValueError: an examined image exists already, or `labels` do not match the existing images.
+      ValueError: an examined image exists already, or the labels of `existing` do not match its images.
     """
-    with open_tables(facts, existing, options, label_kind, spill) as tables:
-        _check_options(existing, options, label_kind, labels)
+    with open_tables(facts, existing.tables, options, label_kind, spill) as tables:
+        _check_options(existing, options, label_kind)
+        if tables.number("SELECT count(*) FROM rejected"):
+            on_rejects(_write_rejects(tables, directory))
         duplicates.find_sets(tables, options)
         places = splits.assign(tables, options)
         leaks = _leaks(tables, options)
-        names = vocabulary(tables.query(_CLASSES)["name"].to_pylist(), labels)
-        rows = _PlannedRows(tables, existing, options, directory, names, places)
+        names = vocabulary(tables.query(_CLASSES)["name"].to_pylist(), existing.labels)
+        rows = _PlannedRows(tables, existing.tables, options, directory, names, places)
         return Plan(
             labels=names,
             splits=tuple(rows.splits),
             dropped=rows.dropped,
-            rejects=_write_rejects(tables, directory),
-            existing=_write_existing(tables, existing, directory) if existing else "",
+            existing=_write_existing(tables, existing.tables, directory) if existing.tables else "",
             duplicate_sets=tuple(map(tuple, tables.query(_DUPLICATE_SETS, most=_MAX_EXAMPLES)["keys"].to_pylist())),
             leaks=leaks,
             float32_changes={name: item for name, item in sorted(rows.float32_changes.items()) if item.changed},
@@ -210,17 +225,17 @@ def _label_indices(labels: pa.DictionaryArray, label_kind: str, names: Sequence[
     return pc.cast(indices, pa.int64()).take(labels.indices)
 
 
-def _check_options(existing: Sequence[str], options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
+def _check_options(existing: ExistingImages, options: IngestOptions, label_kind: str) -> None:
     if options.stratify and label_kind == "none":
         raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
-    for old in schemas.read_images(existing, ["split", "label", "label_index"]):
+    for old in schemas.read_images(existing.tables, ["split", "label", "label_index"]):
         unknown = set(pc.unique(old["split"]).to_pylist()) - {*options.splits, ""}
         if unknown:
             raise OptionError(
                 f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
                 "add images with the --splits it was made with"
             )
-        indices = _label_indices(old["label"].combine_chunks().dictionary_encode(), label_kind, labels)
+        indices = _label_indices(old["label"].combine_chunks().dictionary_encode(), label_kind, existing.labels)
         if not indices.equals(old["label_index"].combine_chunks()):
             raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
@@ -383,8 +398,6 @@ def _empty_split(name: str, options: IngestOptions, rejected: int) -> EmptySplit
 
 
 def _write_rejects(tables: ImageTables, directory: str) -> str:
-    if not tables.number("SELECT count(*) FROM rejected"):
-        return ""
     path = storage.join(directory, manifest.REJECTS_NAME)
     with schemas.table_writer(path, schemas.REJECTS, durable=False) as write:
         for rows in tables.tables("SELECT key, uri FROM rejected"):

@@ -260,8 +260,8 @@ class _HostLimits:
     the requests that wait there.
     """
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, max_per_host: int) -> None:
+        self._max_per_host = max_per_host
         self._lock = threading.Lock()
         self._semaphores: dict[str, threading.Semaphore] = {}
         self._users: Counter[str] = Counter()
@@ -269,7 +269,7 @@ class _HostLimits:
     @contextlib.contextmanager
     def enter(self, host: str) -> Iterator[None]:
         with self._lock:
-            semaphore = self._semaphores.setdefault(host, threading.Semaphore(self._width))
+            semaphore = self._semaphores.setdefault(host, threading.Semaphore(self._max_per_host))
             self._users[host] += 1
         try:
             with semaphore:

@@ -210,7 +210,7 @@ class Estimate:
             "rejects": f"{self.listing.rejects:,} by the listing alone" if self.listing.rejects else "",
             "hidden": Remarks(hidden=self.listing.hidden, hidden_names=self.listing.hidden_names).hidden_text,
             "sample": sample_text,
-            "work": f"buckets to examine {work.buckets:,}; shards to write: {written}",
+            "work": f"batches to examine {work.buckets:,}; shards to write: {written}",
             "out": f"{self.options.out}: about {size(work.written_bytes)}",
             "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
             "compute": f"{duration(work.core_seconds)} of one core",

@@ -37,10 +37,10 @@ class LoadedSplit:
 class LoadedPlan:
     """The attributes of a `Plan`, with its rows."""
 
-    def __init__(self, made: Plan) -> None:
+    def __init__(self, made: Plan, rejects: list[dict]) -> None:
         self.__dict__.update(vars(made))
+        self.rejects = sorted(rejects, key=str)
         self.existing = schemas.read(made.existing) if made.existing else schemas.IMAGES.empty_table()
-        self.rejects = sorted(schemas.read(made.rejects).to_pylist(), key=str) if made.rejects else []
         self.splits = tuple(map(load, made.splits))
         self.dropped = load(made.dropped).images
 
@@ -87,7 +87,10 @@ def make_plan(
         for part, table in enumerate(tables):
             half = len(existing) // 2
             schemas.write_table(table, existing.slice(part * half, None if part else half), durable=False)
-        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, tables, labels))
+        rejects: list[dict] = []
+        old = plan.ExistingImages(tables, labels)
+        keep = lambda path: rejects.extend(schemas.read(path).to_pylist())  # noqa: E731
+        return LoadedPlan(plan.make_plan(facts, options, directory, label_kind, old, on_rejects=keep), rejects)
 
 
 def change_rows(split: SplitPlan, directory: str, change: Callable[[pa.Table], pa.Table], labels=()) -> SplitPlan:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.verify import verify
-from beam_jobs.errors import Float32Loss
+from beam_jobs.errors import Float32Loss, TooManyRejects
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from tests import image_table
 from tests.make_images import encode, jpeg
@@ -76,7 +77,10 @@ def test_bad_rows_are_rejected_and_good_ones_published(write_table):
         'a,"images, raw/4.jpg",cat,,eval,,,',
         'f,"images, raw",cat,,eval,,,',
     )
-    result = ingest.run(IngestOptions(**{**vars(options), "max_reject_ratio": 0.8}))
+    with pytest.raises(TooManyRejects, match=r"^5 of 7 images are bad .*1 duplicate_key"):
+        ingest.run(replace(options, max_reject_ratio=0.6))
+    assert os.listdir(f"{options.out}/_work/plan") == ["rejects.parquet"]  # nothing was planned before
+    result = ingest.run(replace(options, max_reject_ratio=0.8))
     assert (result.counts.found, result.counts.written) == (7, 2)
     rows = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert [(row["key"], row["stage"], row["reason"]) for row in rows] == [

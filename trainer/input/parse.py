@@ -156,7 +156,7 @@ def _require_one_kind(name: str, kinds: set[type]) -> type:
     if len(kinds) > 1:
         names = " and ".join(kind.__name__ for kind in sorted(kinds, key=EXTRA_TYPES.index))
         raise OptionError(
-            f"columns: user column {name!r} holds {names}, as appended parts may differ; ingest all parts together"
+            f"columns: user column {name!r} holds {names}, as those of --append may differ; ingest all parts together"
         )
     return next(iter(kinds), int)  # all cells of the column are empty
 
