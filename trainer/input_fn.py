@@ -130,7 +130,7 @@ def make_dataset(
         stream = iterate_passes(make_pass, count)
     else:
         stream = _batches(plan, cached, begin, (start.epoch + epochs) * plan.local_images, count)
-    return set_cardinality(stream, count).with_options(tf_options(options))
+    return set_cardinality(stream, count).with_options(tf_options(options, plan.waiting_threads))
 
 
 def _batches(plan: InputPlan, cached: Features, begin: Index, end: Index, count: int | None = None) -> tf.data.Dataset:
@@ -231,14 +231,12 @@ def make_records_dataset(
     if plan.uses_data_service:
         plan_windows = windowed_reader.plan_data_service_windows
     windows = plan_windows(plan.order, begin, end, host)
-    if cached:
-        records = _gather_cached(windows, cached, plan)
-    else:
-        records = _parse_windows(windowed_reader.read_windows(windows, plan.index, plan.options), plan)
+    records = _gather_cached(windows, cached, plan) if cached else _parse_windows(windows, plan, host.count)
     return _map(records, partial(_add_random_numbers, plan=plan), plan)
 
 
-def _parse_windows(windows: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset:
+def _parse_windows(windows: tf.data.Dataset, plan: InputPlan, hosts: int = 1) -> tf.data.Dataset:
+    read = windowed_reader.read_windows(windows, plan.index, plan.options, hosts, plan.fetches)
     size = plan.options.parse_batch
     parse_batch = partial(parse, spec=plan.spec, dataset=plan.dataset, seed=plan.options.seed)
 
@@ -246,7 +244,7 @@ def _parse_windows(windows: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset
         slices = tf.data.Dataset.from_tensor_slices((indices, seed_epochs)).batch(size)
         return slices.map(lambda index, epoch: (tf.gather(serialized, index), epoch))
 
-    return _map(windows.flat_map(split), parse_batch, plan)
+    return _map(read.flat_map(split), parse_batch, plan)
 
 
 def _map(stream: tf.data.Dataset, function: Callable[..., Any], plan: InputPlan) -> tf.data.Dataset:
@@ -264,7 +262,7 @@ def _load_cache(plan: InputPlan) -> Features:
         return {}
     shard_order = dataclasses.replace(plan.order, kind="none", quota={})
     windows = windowed_reader.plan_windows(shard_order, 0, len(plan.index), Host())
-    stored = _parse_windows(windowed_reader.read_windows(windows, plan.index, plan.options), plan)
+    stored = _parse_windows(windows, plan)
     prefix = plan.all_ops[: plan.cache.ops]
     return cache.load_in_memory(stored, prefix, plan.index, plan.options.thread_count)
 
@@ -338,11 +336,16 @@ def _select_crop(values: tf.Tensor | tf.RaggedTensor, number: tf.Tensor, crops: 
     return values[:, number]
 
 
-def tf_options(input_options: InputOptions) -> tf.data.Options:
-    """Returns the tf.data options of a pipeline with fixed buffers and thread counts, unless `autotune` is on."""
+def tf_options(input_options: InputOptions, waiting_threads: int = 0) -> tf.data.Options:
+    """Returns the tf.data options of a pipeline with fixed buffers and thread counts, unless `autotune` is on.
+
+    Args:
+      input_options: options of the pipeline.
+      waiting_threads: number of threads that wait for a store, beside those that compute.
+    """
     options = tf.data.Options()
     options.deterministic = input_options.ordered
-    options.threading.private_threadpool_size = input_options.thread_count
+    options.threading.private_threadpool_size = input_options.thread_count + waiting_threads
     options.threading.max_intra_op_parallelism = 1  # the map already uses every core
     options.autotune.enabled = input_options.autotune
     if input_options.autotune:

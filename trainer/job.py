@@ -22,10 +22,11 @@ from beam_jobs.common import strings
 from beam_jobs.common.strings import listed
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
+from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError, SourceError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
 from trainer.input.corrupt_records import clean_error_text, explain
+from trainer.input.faults import cause_of
 from trainer.input.index import replaced_message
 from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
@@ -222,6 +223,9 @@ def _explain_errors(job: Job) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        cause = cause_of(error)
+        if isinstance(cause, (SourceError, DatasetChanged)):
+            raise cause from error
         if _is_replaced(job):
             raise DatasetChanged(replaced_message(job.path)) from error
         for split in (job.train_split, job.eval_split):

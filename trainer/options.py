@@ -214,8 +214,8 @@ UNIFORM = "uniform"
 class InputOptions(Options):
     """Options of the input pipeline.
 
-    Only `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance` determine the order; the others change speed, memory or
-    the processing of records.
+    Only `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`, and whether the dataset is in a store, determine the
+    order; the others change speed, memory or the processing of records.
 
     Examples:
       >>> from trainer import InputOptions

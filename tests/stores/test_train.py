@@ -5,23 +5,29 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from beam_jobs import storage
+from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest
-from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from tests.stores import emulators
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, SourceError
+from beam_jobs.options import IngestOptions
+from tests.make_images import encode
 from tests.stores.digest import digest
-from tests.trainer.batches import options, read
+from tests.trainer.batches import options, read, together
 from trainer.input import download
+from trainer.input.faults import cause_of
 from trainer.input.position import Host, Position
-from trainer.input_fn import make_dataset
+from trainer.input_fn import epoch_records, make_dataset
 
 pytestmark = pytest.mark.stores
 
@@ -208,11 +214,105 @@ def test_workers_of_a_service_cannot_read_what_lies_here(there):
         make_dataset(there, "train", options(**SMALL, service="grpc://127.0.0.1:9"), training=True)
 
 
-def test_google_storage_is_read_by_tensorflow_itself_where_it_lies(dataset, gs_bucket, tmp_path, monkeypatch, cache):
+def asked_for_shards(bucket) -> list[int]:
+    """The bytes of each request for a part of a shard."""
+    ranges = [asked.range for asked in bucket.tap.asked if asked.method == "GET" and ".tfrecord" in asked.path]
+    bounds = [map(int, text.removeprefix("bytes=").split("-")) for text in ranges]
+    return [last + 1 - first for first, last in bounds]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_google_storage_gives_the_batches_of_the_folder(dataset, gs_bucket, cache, shuffle):
+    there, given = gs_bucket.put_tree("dataset", dataset), options(**SMALL, shuffle=shuffle)
+    assert read(there, given, epochs=2) == read(dataset, given, epochs=2)
+    assert read(there, given, training=False, split="eval") == read(dataset, given, training=False, split="eval")
+    # The second host reads to the end of its part only.
+    parts = [read(there, given, training=False, host=Host(index=index, count=2)) for index in range(2)]
+    assert [*parts[0], *parts[1]] == read(dataset, given, training=False)
+    assert not cache.exists(), "nothing is copied that can be read where it is"
+
+
+def test_windows_of_google_storage_hold_each_record_once_for_any_start_and_hosts(dataset, gs_bucket):
     there = gs_bucket.put_tree("dataset", dataset)
-    with emulators.google(gs_bucket, monkeypatch, tmp_path):
-        away = finish(start_reader(there))
-    assert away == digest(read(dataset, options(**SMALL), epochs=2))
-    by_tensorflow = [asked for asked in gs_bucket.tap.asked if asked.host in emulators.GOOGLE]
-    assert any(asked.path.endswith(".tfrecord") and asked.range for asked in by_tensorflow)
-    assert not cache.exists(), "nothing is fetched that can be read where it lies"
+    given = options(**{**SMALL, "batch_size": 4, "lanes": 4, "readers": 3})
+    whole = read(there, given, epochs=2)
+    epoch = epoch_records(there, "train", given, training=True)
+    assert len({seen.key for seen in whole[:epoch]}) == epoch
+    start = Position(epoch=1, records=8)
+    expected = whole[epoch + 8 :]
+    assert len(expected) > 8
+    assert read(there, given, epochs=2, start=start)[: len(expected)] == expected
+    assert together(there, given, 2) == together(there, given, 1)
+
+
+@pytest.fixture
+def megabytes(tmp_path, gs_bucket) -> tuple[str, Manifest]:
+    """A dataset of 47 MB in Google Storage, in four shards."""
+    noise = np.random.default_rng(0)
+    for number in range(600):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(noise.integers(0, 256, (256, 256, 3), np.uint8), "JPEG", quality=95))
+    ingested = IngestOptions(
+        source=str(tmp_path / "photos"), out=str(tmp_path / "out"), splits={"train": 1}, shard_mb=8
+    )
+    dataset = ingest.run(ingested)
+    assert dataset.split("train").bytes > 45e6
+    return gs_bucket.put_tree("dataset", tmp_path / "out"), dataset
+
+
+@pytest.mark.parametrize("shuffle", ["window", "none"])
+def test_an_epoch_of_google_storage_asks_for_its_bytes_in_few_requests(megabytes, gs_bucket, shuffle):
+    there, dataset = megabytes
+    given = options(image_side_px=8, train_ops="decode_random_crop(8)", shuffle=shuffle, shuffle_mb=16, lanes=2)
+    gs_bucket.tap.asked.clear()
+    assert len(read(there, given)) == dataset.split("train").records
+    asked, records = asked_for_shards(gs_bucket), dataset.split("train").bytes
+    assert sum(asked) == records
+    assert len(asked) <= records / 2e6
+    at_the_start = [asked for asked in gs_bucket.tap.asked if "dataset.json" in asked.path or "images%2F" in asked.path]
+    assert len(at_the_start) <= 3 + len(dataset.images) + 2 * 3
+
+
+def test_what_the_store_denies_while_it_is_read_is_one_line(dataset, gs_bucket):
+    there = gs_bucket.put_tree("dataset", dataset)
+    batches = make_dataset(there, "train", options(**SMALL), training=True)
+    gs_bucket.tap.refuse = lambda asked: 403 * (".tfrecord" in asked.path)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        list(batches)
+    cause = cause_of(caught.value)
+    assert isinstance(cause, SourceError)
+    assert re.fullmatch(rf"{there}/Split-train/.*tfrecord cannot be read: .*; run it again", str(cause))
+
+
+def test_a_dataset_that_is_replaced_in_the_store_is_noticed(dataset, gs_bucket):
+    there = gs_bucket.put_tree("dataset", dataset)
+    batches = make_dataset(there, "train", options(**SMALL), training=True)
+    values = json.loads(storage.read_bytes(f"{there}/dataset.json"))
+    storage.write_bytes(f"{there}/dataset.json", json.dumps(values, indent=3).encode())
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        list(batches)
+    assert isinstance(cause_of(caught.value), DatasetChanged)
+
+
+def test_a_damaged_record_in_google_storage_is_named(dataset, gs_bucket):
+    there = gs_bucket.put_tree("dataset", dataset)
+    path = manifest.load(there).shard_paths(there, "train")[0]
+    data = bytearray(storage.read_bytes(path))
+    data[100] ^= 1
+    storage.write_bytes(path, bytes(data))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path} has a corrupt record at offset 0"):
+        read(there, options(**SMALL))
+
+
+def test_a_process_that_ends_while_it_reads_ahead_does_not_hang(dataset, gs_bucket):
+    there = gs_bucket.put_tree("dataset", dataset)
+    gs_bucket.tap.refuse = lambda asked: time.sleep(0.2 * (".tfrecord" in asked.path)) or 0
+    program = (
+        "import sys; from trainer import FOREVER, make_dataset; from tests.trainer.batches import options\n"
+        f"given = options(**{SMALL!r})\n"
+        f"batches = iter(make_dataset({there!r}, 'train', given, training=True, epochs=FOREVER))\n"
+        "print(len(next(batches)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, timeout=100, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"2\n"), done.stderr

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
-from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
+from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, SourceError
 from trainer.input.checks import scale_warning
+from trainer.input.faults import remember
 from trainer.job import Job, _explain_errors, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.strategy import make_strategy
@@ -181,3 +182,9 @@ def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shad
     line = f"^{shades} was replaced by another dataset while it was read; start again to read the new one$"
     with pytest.raises(DatasetChanged, match=line), _explain_errors(dataclasses.replace(job, dataset=before)):
         raise error(None, None, "what it met")
+
+
+def test_a_store_that_fails_is_no_damage_of_the_dataset(shades):
+    fault = remember(SourceError("gs://bucket/x cannot be read: Forbidden; run it again"))
+    with pytest.raises(SourceError, match="^gs://bucket/x cannot be read"), _explain_errors(job_of(shades)):
+        raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{fault}] [[IteratorGetNext]]")

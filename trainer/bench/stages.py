@@ -159,7 +159,7 @@ class Stages:
         plan, count = self.source.plan, len(self.pool.serialized)
         records = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(records).cache()
-        read = windowed_reader.read_windows(self._plan_windows(), plan.index, self.source.options)
+        read = windowed_reader.read_windows(self._plan_windows(), plan.index, self.source.options, fetches=plan.fetches)
         subjects = [
             self._subject(READ, read.map(lambda _, places, seed_epochs: (places, seed_epochs))),
             self._subject(
@@ -291,7 +291,7 @@ class Stages:
         return dataset_subject(name, self._with_options(stream), warm_images, self.source.plan.crops)
 
     def _with_options(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        return stream.with_options(tf_options(self.source.options))
+        return stream.with_options(tf_options(self.source.options, self.source.plan.waiting_threads))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ def assemble(source: Source, variant: Variant) -> tf.data.Dataset:
         stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
     if variant.prefetch:
         stream = stream.prefetch(source.options.prefetch_batches)
-    return stream.with_options(tf_options(source.options))
+    return stream.with_options(tf_options(source.options, plan.waiting_threads))
 
 
 def _to_floats(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:

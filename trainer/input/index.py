@@ -6,7 +6,7 @@ import dataclasses
 import json
 import posixpath
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,6 +33,7 @@ class RecordIndex:
       split_numbers: int64[records], numbers among all records of the split, excluded ones included, so that neighbours
         in a file have consecutive numbers; None if no record is excluded.
       manifest: path and content of the `dataset.json` of the shards; None for a cache.
+      limits: int64[files], the byte after the last of these records in each file; empty for a cache.
     """
 
     files: tuple[str, ...]
@@ -43,6 +44,7 @@ class RecordIndex:
     size: tuple[int, int] | None = None
     split_numbers: np.ndarray | None = None
     manifest: tuple[str, bytes] | None = None
+    limits: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -59,7 +61,11 @@ class RecordIndex:
     def _select(self, numbers: np.ndarray) -> RecordIndex:
         arrays = {name: getattr(self, name)[numbers] for name in ("shard", "offset", "label")}
         split_numbers = numbers if self.split_numbers is None else self.split_numbers[numbers]
-        return dataclasses.replace(self, **arrays, split_numbers=split_numbers)
+        limits = self.limits.copy()
+        last, following = numbers[-1:], numbers[-1:] + 1
+        if len(limits) and len(numbers) and following < len(self) and self.shard[following] == self.shard[last]:
+            limits[self.shard[last]] = self.offset[following]
+        return dataclasses.replace(self, **arrays, split_numbers=split_numbers, limits=limits)
 
 
 _STORE_THREADS = 16  # most of the time of a small object is waiting
@@ -110,6 +116,7 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
         record_bytes=info.bytes / max(1, records),
         size=next(iter(sizes)) if len(sizes) == 1 else None,
         manifest=(manifest_path, manifest),
+        limits=np.array([item.bytes for item in info.shards], np.int64),
     )
 
 

@@ -75,7 +75,7 @@ def make_mixture(
     stream = batches(stream, dataclasses.replace(plans[0], dataset=mixed))
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training=True)
     stream = stream.prefetch(options.prefetch_batches)
-    return stream.with_options(tf_options(options))
+    return stream.with_options(tf_options(options, sum(plan.waiting_threads for plan in plans)))
 
 
 def mixture_labels(paths: list[str]) -> tuple[str, ...]:

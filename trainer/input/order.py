@@ -8,6 +8,7 @@ hosts. Inside a lane, the records of a window of a few runs are shuffled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,11 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
+from beam_jobs.storage import is_remote
 from trainer.input.index import RecordIndex
 from trainer.options import InputOptions
 
 WINDOWS_IN_MEMORY = 2  # one is delivered while the next is read
 _RUNS_PER_LANE = 8  # in a window of one lane
+_MIN_REQUEST_BYTES = 2_500_000  # runs of stores, where a request takes as long as some MB
 _COPY_STRIDE = 1_000_003  # the copies of a record must not repeat the random numbers of another epoch
 _RNG = "philox"  # gives the same numbers on every device
 
@@ -37,6 +40,7 @@ class Order:
       kind: `window`, `global` or `none`.
       quota: class index -> number of records in an epoch; empty without balancing.
       members: class index -> int64 record numbers; empty without balancing.
+      whole_runs: whether no window divides a run, but at the end of an epoch; `window` is a multiple of `run` then.
     """
 
     records: int
@@ -47,6 +51,7 @@ class Order:
     kind: str
     quota: Mapping[int, int] = field(default_factory=dict)
     members: Mapping[int, np.ndarray] = field(default_factory=dict)
+    whole_runs: bool = False
 
     @property
     def window_positions(self) -> int:
@@ -81,7 +86,10 @@ class Order:
 
     def _shuffle_runs(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the record numbers with the runs in random order."""
-        starts = self._shuffle(tf.range(0, self.records, self.run, dtype=tf.int64), epoch, 1)
+        complete = self.records // self.run * self.run if self.whole_runs else self.records
+        starts = self._shuffle(tf.range(0, complete, self.run, dtype=tf.int64), epoch, 1)
+        if complete < self.records:  # the shorter run at the end, so that the others begin at multiples
+            starts = tf.concat([starts, [complete]], 0)
         limits = tf.minimum(starts + self.run, self.records)
         return tf.ragged.range(starts, limits).flat_values
 
@@ -98,7 +106,10 @@ class Order:
         shape = [self.lanes, rows, self.window]
         ranks = tf.argsort(tf.reshape(keys, shape), stable=True)
         ranks = tf.cast(ranks, tf.int64) + tf.range(rows, dtype=tf.int64)[None, :, None] * self.window
-        slots = start + tf.reshape(ranks, [self.lanes, -1])
+        ranks = tf.reshape(ranks, [self.lanes, -1])
+        # The rest of each lane, less than a run, comes from behind the complete runs of all lanes.
+        complete = shortest // self.run * self.run if self.whole_runs else 0
+        slots = tf.where(ranks < complete, lane * complete, (self.lanes - 1 - lane) * complete + start) + ranks
         # The first lanes are the longer ones, so the valid slots come first.
         return tf.reshape(tf.transpose(slots), [-1])[: self.records]
 
@@ -135,13 +146,19 @@ def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOption
     window_records = options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)
     window = int(max(1, min(-(-len(index) // lanes), window_records // lanes)))
     fits_one_window = window * lanes >= len(index)
+    # If one window holds all records, longer runs save nothing: neighbours are read together anyway.
+    run = 1 if fits_one_window else max(1, window // _RUNS_PER_LANE)
+    whole_runs = not fits_one_window and is_remote(index.files[0])
+    if whole_runs:
+        run = window // max(1, window // math.ceil(_MIN_REQUEST_BYTES / max(1.0, index.record_bytes)))
+        window = window // run * run
     quota = _compute_quota(index, labels, options.balance) if training else {}
     return Order(
         records=len(index),
         lanes=lanes,
         window=window,
-        # If one window holds all records, longer runs save nothing: neighbours are read together anyway.
-        run=1 if fits_one_window else max(1, window // _RUNS_PER_LANE),
+        run=run,
+        whole_runs=whole_runs,
         seed=options.seed,
         kind=options.shuffle if training else "none",
         quota=quota,

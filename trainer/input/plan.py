@@ -24,7 +24,7 @@ from trainer.input.index import RecordIndex, load_index
 from trainer.input.order import Order, make_order
 from trainer.input.parse import DecodeRaw, adapt_ops_to_records, base_spec, columns_spec
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Index
+from trainer.input.windowed_reader import Index, is_fetched
 from trainer.ops import OPS, MixingOp, Op, bind_statistics, outputs, parse_ops, split_position
 from trainer.options import InputOptions
 
@@ -122,6 +122,16 @@ class InputPlan:
     def uses_data_service(self) -> bool:
         """Whether a tf.data service runs the pipeline; it may repeat records, so evaluation does not use it."""
         return self.training and bool(self.options.service)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether `remote_reader` reads the shards; workers of a tf.data service cannot run Python code."""
+        return is_fetched(self.index) and not self.uses_data_service
+
+    @property
+    def waiting_threads(self) -> int:
+        """Number of threads of tf.data that wait for a store."""
+        return self.options.readers if self.fetches else 0
 
     @property
     def first_salt(self) -> int:

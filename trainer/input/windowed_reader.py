@@ -6,12 +6,14 @@ import os
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+import google_crc32c
 import tensorflow as tf
 
 from beam_jobs.storage import is_remote
 from trainer.input.index import RecordIndex, replaced_message
 from trainer.input.order import WINDOWS_IN_MEMORY, Order
 from trainer.input.position import Host
+from trainer.input.remote_reader import SCHEME, check_manifest, fetch_run
 from trainer.options import InputOptions
 
 FOREVER = -1
@@ -29,6 +31,8 @@ Index: TypeAlias = "int | tf.Tensor"  # into the endless sequence of all epochs,
 ENDLESS = tf.int64.max  # as the end of a range of positions
 _LOCAL_BUFFER_BYTES = 1 << 18  # more is no faster on local files (`benchmarks.micro`)
 _REMOTE_BUFFER_BYTES = 1 << 21  # a request costs as much time as a megabyte
+_MAX_REQUEST_BYTES = 1 << 23  # longer runs are fetched by several requests at a time
+_CACHE_REQUESTS = 4  # at a time, while a cache on disk is written
 
 
 class Window(NamedTuple):
@@ -96,14 +100,30 @@ def _cut_window(
 
 def read_in_order(index: RecordIndex) -> tf.data.Dataset:
     """Reads every record once, in the order of the shards: a dataset of string[n] of some MB each."""
-    count = max(1, int(_REMOTE_BUFFER_BYTES / max(1.0, index.record_bytes)))
-    numbers = tf.data.Dataset.range(len(index)).batch(count)
-    windows = numbers.flat_map(lambda part: _read_window(Window(part, part), index, readers=1))
+    fetches = is_fetched(index)
+    requests = _CACHE_REQUESTS if fetches else 1
+    part_bytes = requests * _MAX_REQUEST_BYTES if fetches else _REMOTE_BUFFER_BYTES
+    numbers = tf.data.Dataset.range(len(index)).batch(max(1, int(part_bytes / max(1.0, index.record_bytes))))
+    windows = numbers.flat_map(lambda part: _read_window(Window(part, part), index, requests, fetches))
     return windows.map(lambda records, *_: records)
 
 
-def read_windows(windows: tf.data.Dataset, index: RecordIndex, options: InputOptions) -> tf.data.Dataset:
-    """Reads windows ahead, one at a time.
+def is_fetched(index: RecordIndex) -> bool:
+    """Returns whether `remote_reader` reads the shards, and not TensorFlow."""
+    return index.files[0].startswith(SCHEME)
+
+
+def read_windows(
+    windows: tf.data.Dataset, index: RecordIndex, options: InputOptions, hosts: int = 1, fetches: bool = False
+) -> tf.data.Dataset:
+    """Reads windows ahead: one at a time, or of a store as many parts of windows as there are hosts.
+
+    Args:
+      windows: windows of one host.
+      index: the records of the split.
+      options: `shuffle_mb` and `readers` are used.
+      hosts: number of hosts, among which each window is divided.
+      fetches: whether `remote_reader` reads.
 
     Returns:
       dataset of (records string[m] in the order of the shards, indices int64[n] of the positions into them, seed_epochs
@@ -112,10 +132,22 @@ def read_windows(windows: tf.data.Dataset, index: RecordIndex, options: InputOpt
     # Windows are limited by bytes, because a cache of pixels holds larger records than the shards.
     limit = max(1, int(options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)))
     windows = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(limit))
-    return windows.flat_map(partial(_read_window, index=index, readers=options.readers)).prefetch(1)
+    parts = hosts if fetches else 1
+    read = partial(_read_window, index=index, readers=-(-options.readers // parts), fetches=fetches)
+    if parts == 1:
+        return windows.flat_map(read).prefetch(1)
+    return windows.interleave(read, parts, 1, num_parallel_calls=parts, deterministic=True).prefetch(1)
 
 
-def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Dataset:
+def _find_ends(index: RecordIndex, numbers: tf.Tensor, shard: tf.Tensor) -> tf.Tensor:
+    """Returns the byte after each record, int64; it may be later if excluded records follow."""
+    following = tf.minimum(numbers + 1, len(index) - 1)
+    is_same_shard = (following > numbers) & (tf.gather(tf.constant(index.shard), following) == shard)
+    limits = tf.gather(tf.constant(index.limits), shard)
+    return tf.where(is_same_shard, tf.gather(tf.constant(index.offset), following), limits)
+
+
+def _read_window(window: Window, index: RecordIndex, readers: int, fetches: bool) -> tf.data.Dataset:
     numbers, seed_epochs = window
     unique, _ = tf.unique(tf.sort(numbers))
     shard = tf.gather(tf.constant(index.shard), unique)
@@ -123,18 +155,34 @@ def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Da
     split_numbers = unique if index.split_numbers is None else tf.gather(tf.constant(index.split_numbers), unique)
     is_next = (split_numbers[1:] == split_numbers[:-1] + 1) & (shard[1:] == shard[:-1])
     is_start = tf.concat([[True], ~is_next], 0)
-    first = tf.boolean_mask(tf.range(tf.size(unique, tf.int64)), is_start)
+    places = tf.range(tf.size(unique, tf.int64))
+    if fetches:
+        first = tf.boolean_mask(places, is_start)
+        in_run = places - tf.gather(first, tf.cumsum(tf.cast(is_start, tf.int32)) - 1)
+        is_start |= in_run % max(1, int(_MAX_REQUEST_BYTES / max(1.0, index.record_bytes))) == 0
+    first = tf.boolean_mask(places, is_start)
     length = tf.concat([first[1:], [tf.size(unique, tf.int64)]], 0) - first
-    files = tf.gather(tf.constant(index.files), tf.gather(shard, first))
+    shard = tf.gather(shard, first)
+    files = tf.gather(tf.constant(index.files), shard)
     offsets = tf.gather(tf.constant(index.offset), tf.gather(unique, first))
     runs = tf.data.Dataset.from_tensor_slices((files, offsets, length))
-    records = _read_runs(runs, index, readers).batch(tf.size(unique, tf.int64))
+    if fetches:
+        ends = _find_ends(index, tf.gather(unique, first + length - 1), shard)
+        runs = tf.data.Dataset.from_tensor_slices((files, offsets, ends, length))
+        records = runs.map(fetch_run, readers, deterministic=True).unbatch()
+    else:
+        records = _read_runs(runs, index, readers)
+    records = records.batch(tf.size(unique, tf.int64))
     # Without this, shards that end before the first record of the window would give no batch and no error.
     records = records.concatenate(tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))).take(1)
     indices = tf.searchsorted(unique, numbers, out_type=tf.int64)
 
     def check(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         tf.debugging.assert_equal(tf.size(serialized), tf.size(unique), "a shard ends before its last record")
+        if fetches and index.manifest:
+            path, content = index.manifest
+            with tf.control_dependencies([check_manifest(path, google_crc32c.value(content))]):
+                return tf.identity(serialized), indices, seed_epochs
         _check_generation(index, tf.size(serialized))
         return serialized, indices, seed_epochs
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from trainer.input.faults import cause_of
 from trainer.input.windowed_reader import FOREVER
 from trainer.streams.files import TFDS, RecordLayout, explain_files, make_file_stream
-from trainer.streams.make import Reading, cause_of, make_stream
+from trainer.streams.make import Reading, make_stream
 from trainer.streams.queues import QueueSource
 
 __all__ = [

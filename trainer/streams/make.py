@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from beam_jobs import errors
 from beam_jobs.errors import SourceError
+from trainer.input.faults import raise_fault, remember
 from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, Features, derive_image_seeds
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
@@ -24,7 +24,6 @@ from trainer.streams.batches import batches, check_stream_options
 from trainer.streams.queues import Item, Pump, Source, SourceFailed, watch
 
 _MAX_EPOCHS = 1 << 31  # `draw` has 31 bits for the epoch
-_failures: deque[tuple[str, BaseException]] = deque(maxlen=16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +115,6 @@ def make_stream(
     return batches(stream, options, training)
 
 
-def cause_of(error: BaseException) -> BaseException | None:
-    """Returns the exception of a source that ended a stream; None if the error has another cause.
-
-    Example:
-      except tf.errors.OpError as error:
-          raise cause_of(error) or error
-
-    Args:
-      error: error of TensorFlow.
-    """
-    return next((cause for text, cause in reversed(_failures) if text in str(error)), None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Labels:
     """Converts labels of sources to arrays."""
@@ -192,10 +178,7 @@ class _Passes:
                 if pump.is_stopped:  # the interpreter is exiting
                     return
             except (SourceFailed, SourceError) as failure:
-                fault = _escape(str(failure))
-                _failures.append((fault, failure.__cause__ or failure))
-                # The message of an error that is raised here would contain the traceback.
-                yield self._make_chunk([], epoch, fault)
+                yield self._make_chunk([], epoch, remember(failure, failure.__cause__))
                 return
             finally:
                 pump.stop()
@@ -262,14 +245,9 @@ def _shuffle(items: Iterator[Item | None], budget: int, generator: random.Random
 def _make_features(
     keys: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, fault: tf.Tensor, seed: int
 ) -> Features:
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(fault, ""), [fault])]):
+    with tf.control_dependencies([raise_fault(fault)]):
         image_seed = derive_image_seeds(keys, tf.fill(tf.shape(keys), epoch), seed)
     return {IMAGE: images, KEY: keys, LABEL: labels, IMAGE_SEED: image_seed}
-
-
-def _escape(text: str) -> str:
-    """Replaces the characters that an assertion of TensorFlow would escape."""
-    return text.replace("'", "`").replace('"', "`").replace("\\", "/").encode("ascii", "replace").decode()
 
 
 def _format(value: Any) -> str:

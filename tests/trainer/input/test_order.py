@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,6 +41,29 @@ def index_of(labels: list[int], record_bytes: float = 1000.0) -> RecordIndex:
 @example(65, 8, 4, 2, 0)  # one lane is longer by a record, and its last window is not full
 def test_whatever_the_sizes_each_record_comes_once(records, lanes, window, run, seed):
     assert sorted(numbers(order_of(records, lanes, window, run, seed), 1)) == list(range(records))
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+@example(100, 4, 2, 3, 0)
+def test_windows_of_whole_runs_divide_none_but_the_last_of_a_lane(records, lanes, runs, run, seed):
+    order = dataclasses.replace(order_of(records, lanes, runs * run, run, seed), whole_runs=True)
+    found = numbers(order, 1)
+    assert sorted(found) == list(range(records))
+    complete = records // lanes // order.window * order.window
+    for lane in range(lanes):
+        of_lane = found[lane::lanes][:complete]
+        for first in range(0, complete, order.window):
+            window = sorted(of_lane[first : first + order.window])
+            assert window == [start + step for start in window[::run] for step in range(run)]
+            assert all(start % run == 0 for start in window[::run])
+
+
+@pytest.mark.parametrize(("shuffle_mb", "window", "run"), [(64, 40, 40), (256, 156, 26), (4, 2, 2), (2000, 250, 1)])
+def test_runs_of_a_store_are_worth_a_request(shuffle_mb, window, run):
+    index = dataclasses.replace(index_of([0] * 2000, 100_000), files=("gs://bucket/one",))
+    order = make_order(index, LABELS, InputOptions(lanes=8, shuffle_mb=shuffle_mb), True)
+    assert (order.window, order.run, order.whole_runs) == (window, run, window < 250)
 
 
 @pytest.mark.parametrize(

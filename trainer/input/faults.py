@@ -1,0 +1,35 @@
+"""Faults of Python code that TensorFlow runs, as one line; the text of an exception would contain a traceback."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import tensorflow as tf
+
+_causes: deque[tuple[str, BaseException]] = deque(maxlen=16)
+
+
+def remember(failure: BaseException, cause: BaseException | None = None) -> str:
+    """Returns the text of a failure for `raise_fault`, and remembers its cause, by default itself, for `cause_of`."""
+    # An assertion of TensorFlow would escape these characters.
+    text = str(failure).replace("'", "`").replace('"', "`").replace("\\", "/").encode("ascii", "replace").decode()
+    _causes.append((text, cause or failure))
+    return text
+
+
+def raise_fault(fault: tf.Tensor) -> tf.Operation:
+    """Returns an operation that raises `InvalidArgumentError` with a text, string, if it is not empty."""
+    return tf.debugging.Assert(tf.equal(fault, ""), [fault])
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Returns the exception of a source or a store that ended a dataset; None if the error has another cause.
+
+    Example:
+      except tf.errors.OpError as error:
+          raise cause_of(error) or error
+
+    Args:
+      error: error of TensorFlow.
+    """
+    return next((cause for text, cause in reversed(_causes) if text in str(error)), None)

@@ -1,0 +1,116 @@
+"""Runs of records in shards of Google Storage, each fetched by one request for exactly its bytes.
+
+TensorFlow's own client fetches 64 MB wherever a file is opened, also for a run of half a MB. Only the environment of
+the process can change that, before TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from beam_jobs import storage
+from beam_jobs.dataset import tfrecord
+from beam_jobs.errors import CorruptDataset, DatasetChanged, FeedlineError, SourceError
+from trainer.input.faults import raise_fault, remember
+from trainer.input.index import replaced_message
+
+T = TypeVar("T")
+
+SCHEME = "gs://"  # shards of other stores are copied, or read by TensorFlow
+_MAX_THREADS = 64  # of all datasets of the process; they start when needed
+_EXIT_WAIT_S, _QUIET_S = 1.0, 0.05
+
+# A client of a store belongs to a thread, and Python forgets what belongs to a thread of TensorFlow after each call.
+_threads = ThreadPoolExecutor(_MAX_THREADS, "fetch")
+_callers: set[int] = set()  # threads of TensorFlow that run Python code of this module
+_exits = threading.Event()
+
+
+def fetch_run(name: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Returns the records of a run, string[count]; what prevents it is an error of `raise_fault`.
+
+    Args:
+      name: path of the shard.
+      begin: first byte of the first record, int64.
+      end: the byte after the last record, int64.
+      count: number of records, int64.
+    """
+    records, fault = tf.numpy_function(_fetch_run, [name, begin, end, count], [tf.string, tf.string])
+    with tf.control_dependencies([raise_fault(fault)]):
+        return tf.ensure_shape(records, [None])
+
+
+def check_manifest(path: str, crc32c: int) -> tf.Operation:
+    """Returns an operation that fails with `raise_fault` if the store has another `dataset.json`.
+
+    Args:
+      path: its path.
+      crc32c: checksum of the content that was read.
+    """
+    return raise_fault(tf.numpy_function(_compare_manifest, [path, tf.constant(crc32c, tf.int64)], tf.string))
+
+
+def _fetch_run(name: bytes, begin: np.int64, end: np.int64, count: np.int64) -> tuple[np.ndarray, bytes]:
+    path = os.fsdecode(name)
+    records, fault = _answer(path, lambda: _read_records(path, int(begin), int(end), int(count)))
+    # As objects, because the bytes type of NumPy strips zeros at the end.
+    return np.array(records or [], object), fault
+
+
+def _compare_manifest(name: bytes, crc32c: np.int64) -> bytes:
+    path = os.fsdecode(name)
+
+    def compare() -> None:
+        if storage.describe(path).crc32c != crc32c:
+            raise DatasetChanged(replaced_message(os.path.dirname(path)))
+
+    return _answer(path, compare)[1]
+
+
+def _read_records(path: str, begin: int, end: int, count: int) -> list[bytes]:
+    stream = io.BytesIO(storage.read_range(path, begin, end - begin))
+    records: list[bytes] = []
+    while len(records) < count:
+        payload = tfrecord.read_record(stream, path, begin + stream.tell())
+        if payload is None:
+            raise CorruptDataset(f"{path} ends before its last record, at offset {begin + stream.tell()}")
+        records.append(payload)
+    return records
+
+
+def _answer(path: str, work: Callable[[], T]) -> tuple[T | None, bytes]:
+    """Runs a function in a thread that keeps its client, and returns its result, or a fault."""
+    caller = threading.get_ident()
+    _callers.add(caller)
+    try:
+        if _exits.is_set():
+            return None, b"the process ends"
+        return _threads.submit(work).result(), b""
+    except FeedlineError as error:
+        return None, remember(error).encode()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the process ends
+        reason = getattr(error, "strerror", None) or error
+        return None, remember(SourceError(f"{path} cannot be read: {reason}; run it again")).encode()
+    finally:
+        _callers.discard(caller)
+
+
+@atexit.register
+def _stop() -> None:
+    # At exit, the interpreter ends a thread of TensorFlow that runs Python code, and TensorFlow waits for it for ever.
+    _exits.set()
+    end, quiet = time.monotonic() + _EXIT_WAIT_S, time.monotonic() + _QUIET_S
+    while time.monotonic() < min(end, quiet):
+        time.sleep(_QUIET_S / 10)
+        if _callers:
+            quiet = time.monotonic() + _QUIET_S
