@@ -279,7 +279,7 @@ class _Ingest:
             limits=self.options.limits,
             pixels=self.options.pixels,
             facts=self.options.facts,
-            threads=self.options.thread_count,
+            threads=self.options.threads,
             seed=self.options.seed,
         )
         self._examine_in_passes(listing, task)
@@ -355,7 +355,7 @@ class _Ingest:
             labels=plan.labels,
             pixels=self.options.pixels,
             channel_statistics=self.options.facts == "all",
-            threads=self.options.thread_count,
+            threads=self.options.threads,
             seed=self.options.seed,
         )
         images = sum(split.images for split in plan.splits)

@@ -275,7 +275,8 @@ class IngestOptions(Options):
         that are sorted; what exceeds it is written to a disk.
       spill_dir: local directory for what exceeds `plan_memory_mb`; by default the work directory, or that of temporary
         files if the work directory is in a store.
-      threads: threads per worker; 0 is one per core. They work on one unit of work.
+      threads: threads per worker process; 0 is one per core here, and one in each worker process of a cluster. They
+        work on one unit of work.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
       retry_rejects: add the images that were rejected before and are good now.

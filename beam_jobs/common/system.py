@@ -21,15 +21,37 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+_CGROUP = "/sys/fs/cgroup"
+_BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # set in the environment of each worker process of Beam
 _START_TOLERANCE_S = 2.0  # start times of processes have a coarser clock than the system
 
 
-def cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(group: str = _CGROUP) -> int:
+    """Returns the number of cores that this process may use, at least 1: those of the machine, or of the container.
+
+    Args:
+      group: directory of the cgroup, version 2, of this process.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, _read_text(group, "cpu.max").split())  # microseconds of CPU in a period
+        return max(1, min(count, -(-quota // period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such group, or no limit
+        return count
 
 
-def free_bytes(group: str = "/sys/fs/cgroup") -> int:
+def worker_threads(requested: int) -> int:
+    """Returns the number of threads for the work of this process, at least 1.
+
+    A cluster runs several worker processes on a machine, usually one for each core, so each has one thread.
+
+    Args:
+      requested: threads that the user wants; 0 lets this process decide.
+    """
+    return requested or (1 if _BEAM_WORKER in os.environ else cores())
+
+
+def free_bytes(group: str = _CGROUP) -> int:
     """Returns the free memory of the machine, or of the container if that has less, in bytes.
 
     Args:

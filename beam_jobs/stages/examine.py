@@ -89,7 +89,7 @@ class ExamineTask:
       limits: limits of images.
       pixels: conversion of the pixels.
       facts: `all` or `basic`.
-      threads: number of threads.
+      threads: number of threads; 0, until a worker has it, lets the worker decide.
       seed: seed of the hashes in the facts.
       reject_unreadable: whether unreadable images are rejected, until the next run.
     """

@@ -8,13 +8,13 @@ Expected failures are written to notes, because runners replace exceptions by te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, cores, local_progress
+from beam_jobs.common.system import Progress, local_progress, worker_threads
 from beam_jobs.dataset import manifest, verify
 from beam_jobs.dataset.verify import Unit, UnitChecker
 from beam_jobs.errors import DatasetChanged, FeedlineError, Unreadable
@@ -101,7 +101,7 @@ class VerifyUnits(beam.PTransform):
       directory: directory of the dataset.
       work: directory of the reports.
       digest: digest of the manifest.
-      threads: threads per worker; 0 is one per core.
+      threads: threads per worker process; 0 lets it decide.
       units: the units, for the tally.
     """
 
@@ -147,6 +147,9 @@ class _Examine(beam.DoFn):
     def __init__(self, task: ExamineTask) -> None:
         self._task = task
 
+    def setup(self) -> None:
+        self._task = replace(self._task, threads=worker_threads(self._task.threads))
+
     def process(self, bucket: Bucket) -> Iterator[Examined]:
         try:
             outcome = examine_bucket(bucket, self._task)
@@ -164,6 +167,9 @@ class _Examine(beam.DoFn):
 class _Write(beam.DoFn):
     def __init__(self, task: WriteTask) -> None:
         self._task = task
+
+    def setup(self) -> None:
+        self._task = replace(self._task, threads=worker_threads(self._task.threads))
 
     def process(self, shard: ShardTask) -> Iterable[str]:
         try:
@@ -188,7 +194,7 @@ class _Check(beam.DoFn):
         dataset = manifest.load(self._directory)
         if dataset.digest != self._digest:
             raise DatasetChanged(f"{self._directory} was replaced while it was verified; run the command again")
-        self._checker = UnitChecker(self._directory, dataset, self._threads or cores())
+        self._checker = UnitChecker(self._directory, dataset, worker_threads(self._threads))
 
     def process(self, unit: Unit) -> Iterator[str]:
         report = self._checker.check(Unit(*unit))

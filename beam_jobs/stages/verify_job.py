@@ -27,7 +27,7 @@ def verify_on_runner(
       directory: directory of a published dataset, which the workers can reach.
       make_pipeline: creates the pipeline.
       work: directory that the workers can reach; their reports are in a new one in it, which is removed at the end.
-      threads: threads per worker; 0 is one per core.
+      threads: threads per worker process; 0 lets it decide.
       watch: shows the progress.
 
     Raises:

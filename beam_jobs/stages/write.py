@@ -154,7 +154,7 @@ class WriteTask:
       labels: class names in the order of their indices.
       pixels: conversion of the pixels.
       channel_statistics: whether the facts include mean and variance of the channels.
-      threads: number of threads.
+      threads: number of threads; 0, until a worker has it, lets the worker decide.
       seed: seed of the order of the images.
     """
 

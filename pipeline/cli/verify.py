@@ -32,7 +32,7 @@ _JOBS = ("verify",)
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=0,
-    help="Threads that decode, of each worker; 0 is one per core.  [default: 0]",
+    help="Threads that decode, of each worker process; 0 as for `ingest`.  [default: 0]",
 )
 @click.option(
     "--work",

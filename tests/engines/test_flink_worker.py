@@ -8,10 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
+import psutil
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import ExternalEnvironment
 
@@ -20,6 +25,7 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.runners.flink import WORKER
 from tests.beam_jobs.runs import files_under
 from tests.engines.flink_processes import free_ports, members, wait_until
+from tests.make_images import jpeg
 
 WORKER_PATH = Path(sys.executable).parent / WORKER
 
@@ -46,8 +52,9 @@ def answers(port: int) -> bool:
     return False
 
 
-def external(place: str) -> beam.Pipeline:
-    return beam.Pipeline(runner=FnApiRunner(default_environment=ExternalEnvironment(place)))
+def external(place: str, workers: int = 1) -> beam.Pipeline:
+    options = PipelineOptions(direct_num_workers=workers)
+    return beam.Pipeline(runner=FnApiRunner(default_environment=ExternalEnvironment(place)), options=options)
 
 
 def options_of(source: Path, out: Path) -> IngestOptions:
@@ -59,6 +66,42 @@ def test_a_worker_in_a_process_of_its_own_makes_the_bytes_of_the_in_process_runn
     with pool() as (_, place):
         ingest.run(options_of(photos, tmp_path / "there"), lambda: external(place))
     assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
+
+
+def decoders(process: int) -> set[int]:
+    """Returns the decoders below a process: forks of a fork server, which have its command line."""
+    found = set()
+    for child in psutil.Process(process).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "sandbox" in " ".join(child.cmdline()) and child.cmdline() == psutil.Process(child.ppid()).cmdline():
+                found.add(child.pid)
+    return found
+
+
+@pytest.mark.slow
+def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_submits(tmp_path, monkeypatch):
+    for number in range(400):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number, 300, 400))
+    options = replace(options_of(tmp_path / "photos", tmp_path / "out"), bucket_images=20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    most, done = 0, threading.Event()
+
+    def watch(workers: int) -> None:
+        nonlocal most
+        while not done.wait(0.02):
+            most = max(most, len(decoders(workers)))
+
+    with pool() as (process, place):
+        watcher = threading.Thread(target=watch, args=(process.pid,))
+        watcher.start()
+        try:
+            assert ingest.run(options, lambda: external(place, workers=4)).counts.written == 400
+        finally:
+            done.set()
+            watcher.join()
+    assert 1 <= most <= 4
 
 
 def threads(process: int) -> int:

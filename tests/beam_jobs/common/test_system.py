@@ -31,6 +31,12 @@ def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path):
     assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
 
 
+@pytest.mark.parametrize(("text", "most"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 99), ("0 0", 99)])
+def test_the_cores_are_those_of_the_container(tmp_path, text, most):
+    (tmp_path / "cpu.max").write_text(text)
+    assert cores(str(tmp_path)) == min(most, len(os.sched_getaffinity(0)))
+
+
 def test_the_cores_are_those_this_process_may_use():
     allowed = os.sched_getaffinity(0)
     try:
