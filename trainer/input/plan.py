@@ -126,7 +126,7 @@ class InputPlan:
     @property
     def fetches(self) -> bool:
         """Whether `remote_reader` reads the shards; workers of a tf.data service cannot run Python code."""
-        return is_fetched(self.index) and not self.uses_data_service
+        return is_fetched(self.index) and self.host.runs_python and not self.uses_data_service
 
     @property
     def waiting_threads(self) -> int:

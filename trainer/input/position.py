@@ -68,6 +68,8 @@ class Host:
     Attributes:
       index: number of the host, from 0.
       count: number of hosts, at least 1.
+      runs_python: whether the pipeline runs in this process; False for hosts that another process controls, as in a
+        slice of TPUs, which cannot run Python code in a pipeline.
 
     Raises:
       OptionError: a number is out of range.
@@ -75,6 +77,7 @@ class Host:
 
     index: int = 0
     count: int = 1
+    runs_python: bool = True
 
     def __post_init__(self) -> None:
         errors.check_whole("host count", self.count, 1)

@@ -241,7 +241,8 @@ def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf
 
     Args:
       strategy: strategy whose replicas share the batches.
-      make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`.
+      make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`. A strategy that
+        controls several hosts from this process, as of a slice of TPUs, gets the batches of each.
 
     Returns:
       the dataset of this host; with a strategy, its distributed form.
@@ -249,15 +250,22 @@ def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf
     Raises:
       OptionError: the batch size of a host is not divisible by the number of its replicas.
     """
-    host = strategy_host(strategy)
-    dataset = make(host)
     if strategy is None:
+        return make(Host())
+    specs = []
+
+    def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        host = strategy_host(strategy)
+        if host.count == 1 < context.num_input_pipelines:
+            host = Host(index=context.input_pipeline_id, count=context.num_input_pipelines, runs_python=False)
+        dataset = _divide_batches(make(host), replicas(strategy) // host.count)
+        specs.append(dataset.element_spec)
         return dataset
-    dataset = _divide_batches(dataset, replicas(strategy) // host.count)
+
     # This takes one pipeline per host and passes its elements to the replicas in turn. With
     # `experimental_distribute_dataset` every host would read all records, or shard by file, which changes the steps.
-    batches = strategy.distribute_datasets_from_function(lambda _: dataset)
-    return Distributed(batches=batches, element_spec=dataset.element_spec)
+    batches = strategy.distribute_datasets_from_function(make_part)
+    return Distributed(batches=batches, element_spec=specs[0])
 
 
 def _divide_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:

@@ -10,7 +10,8 @@ from beam_jobs.common.settings import fields
 from beam_jobs.errors import OptionError
 from tests.trainer.workers.task import build_model
 from trainer.input.position import Host
-from trainer.options import TrainOptions
+from trainer.input_fn import make_dataset
+from trainer.options import InputOptions, TrainOptions
 from trainer.training.fit import fit
 from trainer.training.strategy import (
     CLUSTER_VARIABLE,
@@ -64,6 +65,26 @@ def test_a_batch_that_the_replicas_cannot_share_names_the_nearest_sizes(batch_si
     ):
         share_batch(batch_size, replicas)
     assert share_batch(8, 8) == 1
+
+
+def test_each_host_of_a_strategy_that_controls_several_reads_its_own_part(shades):
+    given = InputOptions(image_side_px=8, batch_size=8, train_ops="decode|resize(8)", lanes=4)
+
+    class Slice:
+        num_replicas_in_sync = 4
+
+        def distribute_datasets_from_function(self, make):
+            parts = [make(tf.distribute.InputContext(2, index, 4)) for index in range(2)]
+            return [[features["key"].tolist() for features, _ in part.as_numpy_iterator()] for part in parts]
+
+    def make(host: Host) -> tf.data.Dataset:
+        assert not host.runs_python
+        return make_dataset(str(shades), "train", given, training=True, host=host)
+
+    parts = distribute(Slice(), make).batches
+    assert [{len(keys) for keys in part} for part in parts] == [{2}, {2}]  # each of two hosts has two replicas
+    seen = [key for part in parts for keys in part for key in keys]
+    assert len(set(seen)) == len(seen) == 96
 
 
 def test_gradients_cannot_be_accumulated_under_a_strategy():
