@@ -40,14 +40,14 @@ from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
-from trainer.training.strategy import check_batch, distribute, scope, strategy_host
+from trainer.training.strategy import check_batch, check_gpus, distribute, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
 # Options that do not change the weights, so that a training can continue with other values.
 _NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
-    "train": ("checkpoint_steps", "profile_steps"),
+    "train": ("checkpoint_steps", "gpus", "profile_steps"),
 }
 
 
@@ -154,7 +154,7 @@ def fit(
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
     steps, options = fit_steps(records, job.config.train, job.config.input.batch_size)
     check_batch(strategy, job.config.input.batch_size)
-    _make_deterministic(job)
+    _prepare_devices(job)
     with scope(strategy):
         core, model = _build_models(job)
         check_monitor(options, epoch_figures(job, strategy))
@@ -180,7 +180,8 @@ def fit(
         return core, train(task, options)
 
 
-def _make_deterministic(job: Job) -> None:
+def _prepare_devices(job: Job) -> None:
+    check_gpus(job.config.train.gpus)
     if job.config.train.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(job.config.input.seed)

@@ -73,6 +73,8 @@ class TrainOptions(Options):
         GPU.
       strategy: `default` for one device, `mirrored` for all devices of the machine, `multi_worker` for several
         machines, `tpu`.
+      gpus: number of GPUs that each machine must have; training ends before it begins if TensorFlow finds fewer. 0 does
+        not check, so that a training may run on the CPU.
       checkpoint_steps: steps between checkpoints within an epoch; 0 writes them only at the end of epochs.
       profile_steps: window of steps to profile, such as `10-20`, counted from 0 at the start of the training; empty for
         none.
@@ -113,6 +115,7 @@ class TrainOptions(Options):
     steps_per_execution: Positive = 1
     deterministic: bool = False
     strategy: Annotated[str, OneOf(("default", "mirrored", "multi_worker", "tpu"))] = "default"
+    gpus: Count = 0
     checkpoint_steps: Count = 0
     profile_steps: str = ""
 

@@ -50,7 +50,8 @@ class KubeflowOptions(Options):
         evaluation; empty for none.
       cpus: maximum number of CPU cores of a container; 0 is the default of the cluster.
       memory_gb: maximum memory of a container in GB; 0 is the default of the cluster.
-      gpus: number of accelerators of the Trainer, 0 or more.
+      gpus: number of accelerators of the Trainer, 0 or more. Unless they are TPUs, it is also the default of
+        `train.gpus`, so that the Trainer ends if TensorFlow finds fewer.
       gpu_type: type of the accelerators, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
 
     Raises:
@@ -94,6 +95,8 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     """
     values = dict(settings)
     options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
+    if options.gpus and "tpu" not in options.gpu_type.lower() and isinstance(train := values.get("train", {}), Mapping):
+        values["train"] = {"gpus": options.gpus, **train}  # else it would train on the CPU beside them, without a word
     config = configuration.build(values)
     if not out.endswith((*_YAML, _JSON)):
         raise OptionError(f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, only for Vertex AI")

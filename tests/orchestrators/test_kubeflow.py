@@ -209,6 +209,11 @@ def test_containers_are_limited_and_the_trainer_gets_the_accelerator(compiled):
         assert (resources.cpu_limit, resources.memory_limit) == (4, 16)
         assert resources.accelerator.count == (1 if name == "Trainer" else 0)
     assert not executors(load(compiled / "plain.yaml"))["Trainer"].container.HasField("resources")
+    # What the Trainer checks when it starts, so that it does not train on the CPU beside the accelerator.
+    assert [re.findall(r'"gpus": (\d)', (compiled / name).read_text()) for name in ("strict.yaml", "plain.yaml")] == [
+        ["1"],
+        ["0"],
+    ]
 
 
 def test_every_container_runs_after_what_it_waits_for(ran, compiled):

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
+from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run as run_ingest
 from pipeline.config import PipelineConfig
 from tests.settings.sources import make_source
@@ -217,6 +218,7 @@ ROWS = [
     row("train.jit", "always", lambda found: found.model.jit_compile, (False, True), first=("never",), same=figures),
     row("train.steps_per_execution", 2, lambda found: found.executions, (2 * STEPS, STEPS), same=figures),
     row("train.strategy", "mirrored", lambda found: "mirrored" in found.words.lower(), (False, True)),
+    row("train.gpus", 1, lambda found: isinstance(found, OptionError), (False, True)),
     row("train.checkpoint_steps", 3, lambda found: found.steps, ([4, 8], [3, 4, 6, 8]), same=values),
     row(
         "train.profile_steps", "1-2", lambda found: any(found.log_dir.rglob("*.xplane.pb")), (False, True), same=values
@@ -309,6 +311,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if given.get("train.weights"):
             save_weights()
             given["train.weights"] = weights
+        if "train.gpus" in given:
+            with pytest.raises(OptionError) as refused:
+                train(dataset, given, root / "gpus")
+            return refused.value
         if "train.deterministic" in given:
             return refuses_what_has_no_seed(dataset, root / "deterministic", given)
         name = str(sorted(settings.items()))

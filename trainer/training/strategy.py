@@ -207,6 +207,16 @@ def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int
     return share_batch(batch_size, replicas(strategy))
 
 
+def check_gpus(wanted: int) -> None:
+    """Raises `OptionError` if TensorFlow finds fewer GPUs than are wanted."""
+    found = len(tf.config.list_physical_devices("GPU"))
+    if found < wanted:
+        raise OptionError(
+            f"gpus is {wanted} and TensorFlow finds {plural(found, 'GPU')} here; run on a machine and in an image that "
+            "have them, or set gpus to 0 to train on what there is"
+        )
+
+
 def share_batch(batch_size: int, count: int) -> int:
     """Returns the batch size of each of `count` replicas.
 

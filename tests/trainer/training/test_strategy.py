@@ -16,6 +16,7 @@ from trainer.training.fit import fit
 from trainer.training.strategy import (
     CLUSTER_VARIABLE,
     STRATEGIES,
+    check_gpus,
     distribute,
     make_strategy,
     parse_cluster,
@@ -85,6 +86,12 @@ def test_each_host_of_a_strategy_that_controls_several_reads_its_own_part(shades
     assert [{len(keys) for keys in part} for part in parts] == [{2}, {2}]  # each of two hosts has two replicas
     seen = [key for part in parts for keys in part for key in keys]
     assert len(set(seen)) == len(seen) == 96
+
+
+def test_a_gpu_that_is_missing_is_one_line():
+    check_gpus(0)
+    with pytest.raises(OptionError, match="^gpus is 2 and TensorFlow finds 0 GPUs here; .* or set gpus to 0 to train"):
+        check_gpus(2)
 
 
 def test_gradients_cannot_be_accumulated_under_a_strategy():
