@@ -40,7 +40,7 @@ from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
-from trainer.training.strategy import check_batch, check_gpus, distribute, scope, strategy_host
+from trainer.training.strategy import check_batch, check_gpus, distribute, first_host, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def _median_short_side(job: Job) -> float:
 
 
 def _describe_training(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
-    config, host = job.config, strategy_host(strategy)
+    config, host = job.config, first_host(strategy)
     lines = [
         describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
         describe_strategy(strategy, config.input.batch_size),
@@ -232,6 +232,8 @@ def _explain_errors(job: Job) -> Iterator[None]:
         for split in (job.train_split, job.eval_split):
             if explanation := explain(job.path, split, error):
                 raise explanation from error
+        if cause:  # damaged on its way
+            raise cause from error
         if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
             raise OptionError(f"an op of {ops} does not fit an image: {clean_error_text(error)}") from error
@@ -279,7 +281,8 @@ def _make_train_batches(job: Job, start: Position, meter: WaitMeter, host: Host)
     options = job.config.input
     batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)
     # Without the prefetch, the step would wait for the conversion of labels.
-    return timed(batches.map(_make_converter(job)).prefetch(1), meter)
+    batches = batches.map(_make_converter(job)).prefetch(1)
+    return timed(batches, meter) if host.runs_python else batches
 
 
 def _make_validation(

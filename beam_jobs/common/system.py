@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 _CGROUP = "/sys/fs/cgroup"
-_BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # set in the environment of each worker process of Beam
+_BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # which the programs that start workers of Beam set
 _START_TOLERANCE_S = 2.0  # start times of processes have a coarser clock than the system
 
 

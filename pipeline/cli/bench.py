@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, FILE, SPLIT, Group
 from pipeline.cli.common import config_option, json_option, print_json, say
@@ -111,10 +111,14 @@ def _convert_errors(dataset: str, split: str) -> Iterator[None]:
     import tensorflow as tf
 
     from trainer.input.corrupt_records import find_damage
+    from trainer.input.faults import cause_of
 
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError, OSError) as error:
+        cause = cause_of(error)
+        if isinstance(cause, SourceError):
+            raise cause from error
         damages = find_damage(dataset, split)
         if not damages:
             raise

@@ -184,7 +184,8 @@ def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shad
         raise error(None, None, "what it met")
 
 
-def test_a_store_that_fails_is_no_damage_of_the_dataset(shades):
-    fault = remember(SourceError("gs://bucket/x cannot be read: Forbidden; run it again"))
-    with pytest.raises(SourceError, match="^gs://bucket/x cannot be read"), _explain_errors(job_of(shades)):
+@pytest.mark.parametrize("kind", [SourceError, CorruptDataset])  # of a sound dataset, damaged on the way
+def test_what_the_store_did_is_neither_damage_of_the_dataset_nor_a_wrong_op(shades, kind):
+    fault = remember(kind("gs://bucket/x is 'bad':\tsee \"log\"\x01"))
+    with pytest.raises(kind, match="^gs://bucket/x is 'bad'"), _explain_errors(job_of(shades)):
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{fault}] [[IteratorGetNext]]")

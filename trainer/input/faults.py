@@ -6,13 +6,16 @@ from collections import deque
 
 import tensorflow as tf
 
+_PLAIN = {**dict.fromkeys(range(32), "?"), 127: "?", ord("'"): "`", ord('"'): "`", ord("\\"): "/"}
 _causes: deque[tuple[str, BaseException]] = deque(maxlen=16)
 
 
 def remember(failure: BaseException, cause: BaseException | None = None) -> str:
     """Returns the text of a failure for `raise_fault`, and remembers its cause, by default itself, for `cause_of`."""
-    # An assertion of TensorFlow would escape these characters.
-    text = str(failure).replace("'", "`").replace('"', "`").replace("\\", "/").encode("ascii", "replace").decode()
+    # An assertion of TensorFlow escapes quotes, backslashes, control characters and what is not ASCII.
+    text = (
+        " ".join(str(failure).split()).translate(_PLAIN).encode("ascii", "replace").decode() or type(failure).__name__
+    )
     _causes.append((text, cause or failure))
     return text
 

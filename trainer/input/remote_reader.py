@@ -7,13 +7,15 @@ the process can change that, before TensorFlow is imported.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,8 +33,10 @@ _MAX_THREADS = 64  # of all datasets of the process; they start when needed
 _EXIT_WAIT_S, _QUIET_S = 1.0, 0.05
 
 # A client of a store belongs to a thread, and Python forgets what belongs to a thread of TensorFlow after each call.
-_threads = ThreadPoolExecutor(_MAX_THREADS, "fetch")
-_callers: set[int] = set()  # threads of TensorFlow that run Python code of this module
+_queue: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
+_threads: list[threading.Thread] = []
+_pending: set[Future] = set()
+_lock = threading.Lock()
 _exits = threading.Event()
 
 
@@ -90,19 +94,44 @@ def _read_records(path: str, begin: int, end: int, count: int) -> list[bytes]:
 
 def _answer(path: str, work: Callable[[], T]) -> tuple[T | None, bytes]:
     """Runs a function in a thread that keeps its client, and returns its result, or a fault."""
-    caller = threading.get_ident()
-    _callers.add(caller)
+    future: Future[T] = Future()
     try:
-        if _exits.is_set():
-            return None, b"the process ends"
-        return _threads.submit(work).result(), b""
+        _submit(future, work)
+        return future.result(), b""
     except FeedlineError as error:
-        return None, remember(error).encode()
-    except (OSError, RuntimeError) as error:  # RuntimeError: the process ends
-        reason = getattr(error, "strerror", None) or error
-        return None, remember(SourceError(f"{path} cannot be read: {reason}; run it again")).encode()
+        return None, remember(error.with_traceback(None)).encode()  # its frames have the bytes
+    except OSError as error:
+        failure = SourceError(f"{path} cannot be read: {error.strerror or error}; run it again")
+        return None, remember(failure).encode()
+    except CancelledError:
+        return None, b"the process ends"
     finally:
-        _callers.discard(caller)
+        with _lock:
+            _pending.discard(future)
+
+
+def _submit(future: Future, work: Callable[[], Any]) -> None:
+    with _lock:
+        _pending.add(future)
+        if _exits.is_set():
+            future.cancel()
+        elif len(_threads) < min(len(_pending), _MAX_THREADS):
+            # No executor of Python, which waits at exit for what still runs, as long as the client of the store tries.
+            _threads.append(threading.Thread(target=_serve, name="fetch", daemon=True))
+            _threads[-1].start()
+    _queue.put((future, work))
+
+
+def _serve() -> None:
+    while True:
+        future, work = _queue.get()
+        if future.cancelled():
+            continue
+        with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                future.set_exception(error)
 
 
 @atexit.register
@@ -111,6 +140,8 @@ def _stop() -> None:
     _exits.set()
     end, quiet = time.monotonic() + _EXIT_WAIT_S, time.monotonic() + _QUIET_S
     while time.monotonic() < min(end, quiet):
+        with _lock:
+            for future in _pending:
+                future.cancel()
+                quiet = time.monotonic() + _QUIET_S
         time.sleep(_QUIET_S / 10)
-        if _callers:
-            quiet = time.monotonic() + _QUIET_S

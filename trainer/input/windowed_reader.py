@@ -116,7 +116,7 @@ def is_fetched(index: RecordIndex) -> bool:
 def read_windows(
     windows: tf.data.Dataset, index: RecordIndex, options: InputOptions, hosts: int = 1, fetches: bool = False
 ) -> tf.data.Dataset:
-    """Reads windows ahead: one at a time, or of a store as many parts of windows as there are hosts.
+    """Reads windows ahead: one at a time, or of a store, if hosts share each window, the parts of this host of several.
 
     Args:
       windows: windows of one host.
@@ -132,25 +132,19 @@ def read_windows(
     # Windows are limited by bytes, because a cache of pixels holds larger records than the shards.
     limit = max(1, int(options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)))
     windows = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(limit))
-    parts = hosts if fetches else 1
-    read = partial(_read_window, index=index, readers=-(-options.readers // parts), fetches=fetches)
-    if parts == 1:
+    if hosts == 1 or not fetches:
+        read = partial(_read_window, index=index, readers=options.readers, fetches=fetches)
         return windows.flat_map(read).prefetch(1)
-    return windows.interleave(read, parts, 1, num_parallel_calls=parts, deterministic=True).prefetch(1)
-
-
-def _find_ends(index: RecordIndex, numbers: tf.Tensor, shard: tf.Tensor) -> tf.Tensor:
-    """Returns the byte after each record, int64; it may be later if excluded records follow."""
-    following = tf.minimum(numbers + 1, len(index) - 1)
-    is_same_shard = (following > numbers) & (tf.gather(tf.constant(index.shard), following) == shard)
-    limits = tf.gather(tf.constant(index.limits), shard)
-    return tf.where(is_same_shard, tf.gather(tf.constant(index.offset), following), limits)
+    read = partial(_read_window, index=index, readers=-(-options.readers // hosts), fetches=True)
+    cycle = max(1, hosts // 3)  # TensorFlow reads three times as many ahead: together one window
+    return windows.interleave(read, cycle, 1, num_parallel_calls=cycle, deterministic=True).prefetch(1)
 
 
 def _read_window(window: Window, index: RecordIndex, readers: int, fetches: bool) -> tf.data.Dataset:
     numbers, seed_epochs = window
     unique, _ = tf.unique(tf.sort(numbers))
-    shard = tf.gather(tf.constant(index.shard), unique)
+    shards, all_offsets = tf.constant(index.shard), tf.constant(index.offset)
+    shard = tf.gather(shards, unique)
     # A run ends at an excluded record.
     split_numbers = unique if index.split_numbers is None else tf.gather(tf.constant(index.split_numbers), unique)
     is_next = (split_numbers[1:] == split_numbers[:-1] + 1) & (shard[1:] == shard[:-1])
@@ -164,10 +158,14 @@ def _read_window(window: Window, index: RecordIndex, readers: int, fetches: bool
     length = tf.concat([first[1:], [tf.size(unique, tf.int64)]], 0) - first
     shard = tf.gather(shard, first)
     files = tf.gather(tf.constant(index.files), shard)
-    offsets = tf.gather(tf.constant(index.offset), tf.gather(unique, first))
+    offsets = tf.gather(all_offsets, tf.gather(unique, first))
     runs = tf.data.Dataset.from_tensor_slices((files, offsets, length))
     if fetches:
-        ends = _find_ends(index, tf.gather(unique, first + length - 1), shard)
+        # Up to the next record; later, if excluded ones follow.
+        last = tf.gather(unique, first + length - 1)
+        following = tf.minimum(last + 1, len(index) - 1)
+        is_in_shard = (following > last) & (tf.gather(shards, following) == shard)
+        ends = tf.where(is_in_shard, tf.gather(all_offsets, following), tf.gather(tf.constant(index.limits), shard))
         runs = tf.data.Dataset.from_tensor_slices((files, offsets, ends, length))
         records = runs.map(fetch_run, readers, deterministic=True).unbatch()
     else:

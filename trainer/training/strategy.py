@@ -179,6 +179,19 @@ def strategy_host(strategy: tf.distribute.Strategy | None) -> Host:
     return Host()
 
 
+def first_host(strategy: tf.distribute.Strategy | None) -> Host:
+    """Returns the host of the first pipeline of this process, which controls several if it has a slice of TPUs."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return Host(count=int(strategy.extended.num_hosts), runs_python=not _is_elsewhere(strategy))
+    return strategy_host(strategy)
+
+
+def _is_elsewhere(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the pipelines run in processes of TPU hosts, and not in this one."""
+    resolver = strategy.cluster_resolver
+    return bool(resolver and resolver.cluster_spec().as_dict())
+
+
 def replicas(strategy: tf.distribute.Strategy | None) -> int:
     """Returns the number of replicas on all machines."""
     return int(strategy.num_replicas_in_sync) if strategy else 1
@@ -239,7 +252,7 @@ def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
     Raises:
       OptionError: see `check_batch`.
     """
-    share, count, hosts = check_batch(strategy, batch_size), replicas(strategy), strategy_host(strategy).count
+    share, count, hosts = check_batch(strategy, batch_size), replicas(strategy), first_host(strategy).count
     return (
         f"strategy {strategy_name(strategy)}: global batch {batch_size}, per host {batch_size // hosts}, "
         f"per replica {share} (hosts {hosts}, replicas {count})"
@@ -265,8 +278,8 @@ def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf
     specs = []
 
     def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        host = strategy_host(strategy)
-        if host.count == 1 < context.num_input_pipelines:
+        host = first_host(strategy)
+        if strategy_host(strategy).count == 1 < context.num_input_pipelines:
             host = Host(index=context.input_pipeline_id, count=context.num_input_pipelines, runs_python=False)
         dataset = _divide_batches(make(host), replicas(strategy) // host.count)
         specs.append(dataset.element_spec)
