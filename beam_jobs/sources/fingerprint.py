@@ -1,8 +1,8 @@
 """The fingerprint of a source identifies it by keys, labels and content.
 
 Names and times alone do not show whether images changed. Object stores have checksums, in the listing or in the
-metadata of an object; an index, like that of git, remembers the digests of local files, so that only files are read
-whose status has changed since.
+metadata of an object, and many web servers have ETags; an index, like that of git, remembers the digests of local
+files, so that only files are read whose status has changed since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, Unreadable
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import HttpOptions, IngestOptions
 from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.factory import open_source
@@ -39,7 +39,7 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
 
     Moving an image to another class, renaming it, or editing it with unchanged size and time changes the fingerprint; a
     new modification time does not. An object of S3 that is uploaded again may have another ETag, which does, and so
-    does another position of an image in an archive in a store.
+    does another ETag of a web server, and another position of an image in an archive in a store.
 
     Args:
       options: options of the ingest.
@@ -58,7 +58,7 @@ def source_fingerprint(options: IngestOptions, index: str = "") -> str:
             _describe,
             reader=reader,
             files=files,
-            stored_checksum=lru_cache(_CHECKSUMS)(_stored_checksum),
+            stored_checksum=lru_cache(_CHECKSUMS)(partial(_stored_checksum, http=options.http)),
             rejecting=options.unreadable == "reject",
         )
         for line in map_ordered(describe, source.entries(), options.thread_count, _CHUNK_FILES):
@@ -76,14 +76,19 @@ def dataset_fingerprint(dataset: Manifest) -> str:
     return dataset.to_json()["checksum"]
 
 
-def _stored_checksum(path: str) -> str:
-    """Returns checksum and size of an object as its store knows them; empty if it must be read.
+def _stored_checksum(path: str, http: HttpOptions) -> str:
+    """Returns checksum and size of an object as its store or web server knows them; empty if it must be read.
 
     Raises:
       Unreadable: the store gives no answer. Reading the object instead would give another fingerprint.
     """
-    if not storage.is_remote(path) or http_fetch.is_url(path):
+    if not storage.is_remote(path):
         return ""
+    if http_fetch.is_url(path):
+        try:
+            return http_fetch.checksum(path, http)
+        except BadImage:  # reading it says whether it is one
+            return ""
     try:
         found = storage.describe(path)
     except OSError as error:

@@ -13,11 +13,11 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import InvalidURL
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urljoin
 
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, exceptions
@@ -28,6 +28,8 @@ from urllib3.util.ssl_ import create_urllib3_context
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import RejectReason
+
+T = TypeVar("T")
 
 PATIENCE = 10  # timeouts within which a response must be complete
 _MAX_HOSTS = 32  # with idle connections; with 8 connections each they stay far below the limit of open files
@@ -188,6 +190,7 @@ _PIECE_BYTES = 1 << 16
 _NO_URL = "the URL, or a redirect, is not valid"
 _MAX_HOST = 255  # characters
 _MAX_TEXT = 80  # characters of a text from a server in a message
+_MAX_TAG = 200  # characters of an ETag; those of servers have up to 70
 
 _client_lock = threading.Lock()
 
@@ -198,10 +201,23 @@ def attempt(url: str, options: HttpOptions, limit: int) -> bytes | FetchError:
     Raises:
       BadImage: an address, scheme or redirect is refused.
     """
+    return _follow(url, options, "GET", partial(_read_body, limit=limit))
+
+
+def attempt_checksum(url: str, options: HttpOptions) -> str | FetchError:
+    """Returns the strong ETag of a URL and the length of its body, after redirects; see `attempt`.
+
+    The ETag is other text for other bytes: https://www.rfc-editor.org/rfc/rfc9110#section-8.8.1. Without one, and where
+    the server answers no request for the header alone, the text is empty.
+    """
+    return _follow(url, options, "HEAD", _read_checksum)
+
+
+def _follow(url: str, options: HttpOptions, method: str, read: Callable[[Any], T]) -> T | FetchError:
     with _client_lock:  # two clients would allow twice the requests to a host
         client = _client(options)
     try:
-        return client.get(url, limit)
+        return client.follow(url, method, read)
     except FetchError as failed:
         return failed
 
@@ -221,23 +237,24 @@ class _Client:
         self._semaphores = _HostLimits(options.per_host)
         self._agent = f"feedline/{metadata.version('feedline')}"
 
-    def get(self, url: str, limit: int) -> bytes:
+    def follow(self, url: str, method: str, read: Callable[[Any], T]) -> T:
+        """Returns what `read` takes from the response at the end of the redirects."""
         for _ in range(_MAX_REDIRECTS + 1):
-            body, location = self._request(url, limit)
+            location, result = self._request(url, method, read)
             if not location:
-                return body
+                return result
             url = _join(url, location)
         raise BadImage(RejectReason.ADDRESS_REFUSED, f"over {_MAX_REDIRECTS} redirects")
 
-    def _request(self, url: str, limit: int) -> tuple[bytes, str]:
-        """Returns the body, or the location of a redirect; the other one is empty."""
+    def _request(self, url: str, method: str, read: Callable[[Any], T]) -> tuple[str, T]:
+        """Returns the location of a redirect, empty for another response, and the result of `read`."""
         target = _parse_url(url)
         headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
         if target.auth:
             headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(target.auth)).decode()}"
         with self._semaphores.enter(target.host), _convert_errors(target.host, self._options.timeout_s):
             response = self._manager.urlopen(
-                "GET",
+                method,
                 url,
                 headers=headers,
                 redirect=False,
@@ -248,7 +265,13 @@ class _Client:
                 enforce_content_length=True,
             )
             try:
-                return _read_response(response, target.host, limit)
+                location = response.headers.get("Location", "") if response.status in _REDIRECTS else ""
+                failed = not location and not 200 <= response.status < 300
+                if failed and (method == "GET" or response.status in _TEMPORARY):
+                    temporary = response.status in _TEMPORARY
+                    detail = f"{target.host} returned HTTP {response.status}"
+                    raise FetchError(detail, temporary, _retry_after_s(response))
+                return location, read(response)
             finally:
                 response.close()  # a response that was read to its end has already returned its connection
 
@@ -302,25 +325,26 @@ def _join(url: str, location: str) -> str:
         raise FetchError(_NO_URL, temporary=False) from error
 
 
-def _read_response(response: Any, host: str, limit: int) -> tuple[bytes, str]:
-    location = response.headers.get("Location", "")
-    if response.status in _REDIRECTS and location:
-        return b"", location
-    if not 200 <= response.status < 300:
-        raise FetchError(
-            f"{host} returned HTTP {response.status}", response.status in _TEMPORARY, _retry_after_s(response)
-        )
+def _read_body(response: Any, limit: int) -> bytes:
+    if response.status in _REDIRECTS:
+        return b""
     pieces = []
     remaining = limit
     while remaining and (piece := response.read(min(remaining, _PIECE_BYTES))):
         pieces.append(piece)
         remaining -= len(piece)
-    return b"".join(pieces), ""
+    return b"".join(pieces)
 
 
-def _line(text: object) -> str:
+def _read_checksum(response: Any) -> str:
+    tag, length = (response.headers.get(name, "") for name in ("ETag", "Content-Length"))
+    is_strong = 200 <= response.status < 300 and tag.startswith('"') and len(tag) > len('""')
+    return f"{_line(tag, _MAX_TAG)} {_line(length)}" if is_strong and len(tag) <= _MAX_TAG else ""
+
+
+def _line(text: object, limit: int = _MAX_TEXT) -> str:
     """Returns a text from a server in printable characters, shortened."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:_MAX_TEXT])
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:limit])
 
 
 def _retry_after_s(response: Any) -> float | None:

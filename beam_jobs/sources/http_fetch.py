@@ -9,11 +9,18 @@ sent, without decompression, and not read past the limit.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from beam_jobs.common.strings import plural
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import RejectReason
+
+if TYPE_CHECKING:
+    from beam_jobs.sources.http_client import FetchError
+
+T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5  # doubled for every further attempt
 _MAX_PAUSE_S = 30.0
@@ -72,8 +79,21 @@ def fetch(url: str, options: HttpOptions, limit: int) -> bytes:
     """
     from beam_jobs.sources import http_client  # urllib3 takes a tenth of a second to import
 
+    return _retry(lambda: http_client.attempt(url, options, limit), options)
+
+
+def checksum(url: str, options: HttpOptions) -> str:
+    """Returns a text of the server that differs for another body; empty if it gives none. See `fetch`."""
+    from beam_jobs.sources import http_client
+
+    return _retry(lambda: http_client.attempt_checksum(url, options), options)
+
+
+def _retry(attempt_once: Callable[[], T | FetchError], options: HttpOptions) -> T:
+    from beam_jobs.sources import http_client
+
     attempt = 1
-    while isinstance(result := http_client.attempt(url, options, limit), http_client.FetchError):
+    while isinstance(result := attempt_once(), http_client.FetchError):
         if not result.temporary or attempt > options.retries:
             raise BadImage(RejectReason.NOT_FETCHED, f"{result}; {plural(attempt, 'attempt')}") from result
         time.sleep(_pause_s(attempt, result.retry_after_s))

@@ -29,9 +29,11 @@ class Handler(BaseHTTPRequestHandler):
     server: WebServer
 
     def do_GET(self):
-        self.server.seen[self.path] += 1
+        self.server.seen[self.path] += self.command == "GET"
         self.server.headers.append(dict(self.headers))
         self.server.pages.get(self.path, status(404))(self)
+
+    do_HEAD = do_GET  # noqa: N815 - so the server calls it
 
     def log_message(self, *_):
         """Keeps quiet."""
@@ -49,11 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.raw(body)
+        self.raw(b"" if self.command == "HEAD" else body)
 
 
 class WebServer(ThreadingHTTPServer):
-    """Attributes: `pages` by path, `seen` requests by path, `headers` of every request, `host` to be put into URLs."""
+    """Attributes: `pages` by path, `seen` requests for a body by path, `headers` of every request, `host` of URLs."""
 
     daemon_threads = True
     request_queue_size = 64

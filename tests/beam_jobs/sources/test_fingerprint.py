@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs import gcs_server, kill, s3_server
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
+from tests.beam_jobs.web_server import HERE, Page, serving, status
 from tests.make_images import jpeg
 
 
@@ -354,6 +356,26 @@ def test_a_store_knows_what_its_objects_contain(scheme, store, monkeypatch, tmp_
         changed = contents | {NAMES[0]: contents[NAMES[0]][::-1]}
         assert fingerprint(f"{url}/{store(put, changed)}") != before
     assert read == []
+
+
+def tagged(data: bytes, tag: str, head: int = 200) -> Page:
+    return lambda handler: handler.answer(head if handler.command == "HEAD" else 200, data, ETag=tag)
+
+
+@pytest.mark.parametrize(
+    ("tag", "head", "reads"),
+    [('"{}"', 200, 0), ('W/"{}"', 200, 1), ('""', 200, 1), ("{}", 200, 1), ('"{}"', 405, 1), ('"{}"', 404, 1)],
+    ids=["strong", "weak", "empty", "no quotes", "no header alone", "signed for GET alone"],
+)
+def test_a_web_server_with_strong_tags_is_not_read(tmp_path, tag, head, reads):
+    pages = {"/a.jpg": tagged(b"a" * 9, tag.format(1), head), "/b.jpg": tagged(b"b" * 9, tag.format(2), head)}
+    with serving({**pages, "/old.jpg": status(302, Location="/a.jpg")}) as server:
+        (tmp_path / "t.csv").write_text("image,label\n" + "".join(f"{server.url(path)},c\n" for path in server.pages))
+        before = fingerprint(tmp_path / "t.csv", http=HERE)
+        assert server.seen == Counter({"/a.jpg": 2 * reads, "/b.jpg": reads, "/old.jpg": reads})
+        assert fingerprint(tmp_path / "t.csv", http=HERE) == before
+        server.pages["/b.jpg"] = tagged(b"x" * 9, tag.format(3), head)
+        assert fingerprint(tmp_path / "t.csv", http=HERE) != before
 
 
 @pytest.mark.parametrize("unreadable", ["stop", "reject"])
