@@ -33,6 +33,17 @@ _RETRY_S = 60.0
 _LOGGER = logging.getLogger(__name__)
 _NOT_CANCELLED = "the job could not be cancelled and may still run; cancel it in Flink or Dataflow"
 
+
+class SizedPipeline(beam.Pipeline):
+    """A pipeline that needs to know the number of units of its work before it runs.
+
+    Attributes:
+      units: number of units that can be processed at a time; 0 if it is not known.
+    """
+
+    units: int = 0
+
+
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
@@ -69,7 +80,7 @@ def run_job(
       stage: name of the work, such as `examining`.
       total: total work of the job.
       transform: root transform of the pipeline; its optional method `tally` returns a function that returns the
-        finished work from files of the workers.
+        finished work from files of the workers, and its optional `unit_count` is the number of its units.
       make_pipeline: creates the pipeline.
       watch: shows the progress.
       resumable: whether another run continues after the finished work.
@@ -84,6 +95,8 @@ def run_job(
         watch(stage, total, job.done),
         _without_leftovers(make_pipeline()) as pipeline,
     ):
+        if isinstance(pipeline, SizedPipeline):
+            pipeline.units = getattr(transform, "unit_count", 0)
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
 

@@ -167,7 +167,7 @@ class DataflowPool:
       region: region of the workers.
       machine_type: machine type of a worker.
       cores: number of virtual cores of a worker.
-      min_workers: number of workers at the start; 0 for the choice of the service.
+      min_workers: number of workers that the user wants at the start; 0 for none.
       max_workers: largest number of workers.
     """
 
@@ -185,7 +185,7 @@ class DataflowPool:
 def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> ResourceEstimate:
     """Estimates the resources of a job on Dataflow.
 
-    The estimate assumes the final number of workers from the start; autoscaling starts with fewer for some minutes.
+    The estimate assumes the workers that the job begins with, and that the service keeps them.
 
     Args:
       work: work of the ingest.

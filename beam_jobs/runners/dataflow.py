@@ -260,7 +260,7 @@ class Options(settings.Options):
       temp_location: `gs://BUCKET/DIR` of temporary files.
       staging_location: `gs://BUCKET/DIR` that the code is staged in; `temp_location` when empty.
       worker_machine_type: Compute Engine type of a worker. A process a core holds TensorFlow and 32 images at most.
-      num_workers: workers to begin with.
+      num_workers: workers to begin with; 0 for one for as many units of work as it has cores.
       max_num_workers: workers at most. The service would go to hundreds; this is a limit on the bill.
       autoscaling_algorithm: `THROUGHPUT_BASED`, or `NONE` for exactly `num_workers`.
       disk_size_gb: disk of a worker. It holds the operating system and the image; shards stream through.
@@ -369,18 +369,19 @@ class Options(settings.Options):
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:
             arguments = self.arguments(directory)
             names = [f"--job_name={self.job_name}-{job}" for job in jobs]
-            yield dataflow_jobs.pipelines(arguments, names)
+            yield dataflow_jobs.pipelines(arguments, names, self.pool.workers)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:
         """Estimates machines, time, vCPU hours and requests of some work, and the cost if a price is set."""
-        return cost_estimate.estimate_dataflow_resources(
-            work,
-            cost_estimate.DataflowPool(
-                region=self.region,
-                machine_type=self.worker_machine_type,
-                cores=self.worker_cores,
-                min_workers=self.num_workers,
-                max_workers=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
-            ),
-            self.vcpu_hour_price,
+        return cost_estimate.estimate_dataflow_resources(work, self.pool, self.vcpu_hour_price)
+
+    @property
+    def pool(self) -> cost_estimate.DataflowPool:
+        """The workers of a job."""
+        return cost_estimate.DataflowPool(
+            region=self.region,
+            machine_type=self.worker_machine_type,
+            cores=self.worker_cores,
+            min_workers=self.num_workers,
+            max_workers=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
         )

@@ -11,12 +11,12 @@ import bz2
 import contextlib
 import logging
 import pickletools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, WorkerOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.portability.python_urns import PICKLED_DOFN_INFO
 from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
@@ -24,7 +24,7 @@ from apache_beam.transforms.environments import DockerEnvironment
 
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.runners.beam_job import MakePipeline, NoAnswer
+from beam_jobs.runners.beam_job import MakePipeline, NoAnswer, SizedPipeline
 from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
@@ -99,32 +99,44 @@ def check_credentials() -> None:
         raise OptionError(reason)
 
 
-def pipelines(arguments: Sequence[str], names: Sequence[str]) -> MakePipeline:
+def pipelines(arguments: Sequence[str], names: Sequence[str], workers: Callable[[int], int]) -> MakePipeline:
     """Returns a function that creates the pipelines of an ingest, one per call.
 
     Args:
       arguments: arguments of Beam for every job.
       names: `--job_name` argument of each job, in order.
+      workers: units of work -> workers to begin with, unless the arguments name a number.
     """
     # The store of the source is used before there is a pipeline, and should get the same options.
     FileSystems.set_options(PipelineOptions(list(arguments)))
     remaining = iter(names)
 
     def make() -> beam.Pipeline:
-        return _Pipeline(options=PipelineOptions([*arguments, next(remaining)]))
+        pipeline = _Pipeline(options=PipelineOptions([*arguments, next(remaining)]))
+        pipeline.workers = workers
+        return pipeline
 
     return make
 
 
-class _Pipeline(beam.Pipeline):
+class _Pipeline(SizedPipeline):
     """A pipeline whose graph is checked before it is sent."""
 
+    workers: Callable[[int], int]
+
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
+        self.choose_workers()
         # The check needs no real container image; with it, Beam would pack the code once more.
         environment = DockerEnvironment.from_container_image("unused")
         check_graph(self.to_runner_api(default_environment=environment))
         with _explain_errors(), _without_logs():
             return _Job(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
+
+    def choose_workers(self) -> None:
+        """Sets the number of workers at the start: the input is a list, from whose bytes the service would take one."""
+        options = self.options.view_as(WorkerOptions)
+        if self.units and not options.num_workers:
+            options.num_workers = self.workers(self.units)
 
 
 class _Job:

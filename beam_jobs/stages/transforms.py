@@ -40,6 +40,11 @@ class ExamineBuckets(beam.PTransform):
     task: ExamineTask
     buckets: Sequence[Bucket] = ()
 
+    @property
+    def unit_count(self) -> int:
+        """Number of units of work."""
+        return len(self.buckets)
+
     def expand(self, root: beam.Pipeline) -> beam.PCollection[Examined]:
         """Builds the stage."""
         return (
@@ -69,6 +74,11 @@ class WriteShards(beam.PTransform):
     units: str
     task: WriteTask
     shards: Sequence[ShardTask] = ()
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of work."""
+        return len(self.shards)
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
         """Builds the stage."""
@@ -110,6 +120,11 @@ class VerifyUnits(beam.PTransform):
     digest: str
     threads: int
     units: Sequence[Unit] = ()
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of work."""
+        return len(self.units)
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
         """Builds the stage."""

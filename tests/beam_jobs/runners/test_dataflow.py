@@ -68,10 +68,12 @@ def stages(work: str = WORK) -> list[beam.PTransform]:
     return [ExamineBuckets(units, examine), write, VerifyUnits(work[:-6], f"{work}/reports", digest(0), 0)]
 
 
-def sent(stage: beam.PTransform, tmp_path):
+def sent(stage: beam.PTransform, tmp_path, units: int = 0, **fields):
     """Returns a job as Beam's own runner would send it, up to the sending."""
-    arguments = [*options().arguments(str(tmp_path)), "--dry_run=True"]
-    pipeline = dataflow_jobs.pipelines(arguments, ["--job_name=test"])()
+    chosen = options(**fields)
+    arguments = [*chosen.arguments(str(tmp_path)), "--dry_run=True"]
+    pipeline = dataflow_jobs.pipelines(arguments, ["--job_name=test"], chosen.pool.workers)()
+    pipeline.units = units
     _ = pipeline | stage
     return pipeline.run()._result.job
 
@@ -153,6 +155,16 @@ def test_settings_become_the_options_of_beam(tmp_path):
     assert worker.sdk_container_image == chosen.sdk_container_image
     assert setup.save_main_session is False
     assert not setup.extra_packages
+
+
+@pytest.mark.parametrize(
+    ("units", "fields", "workers"),
+    [(1, {}, 1), (5, {}, 2), (99, {}, 10), (999, {"max_num_workers": 300}, 250), (999, {"num_workers": 3}, 3)],
+)
+def test_a_job_begins_with_the_workers_that_its_units_can_use(tmp_path, units, fields, workers):
+    job = sent(stages()[0], tmp_path, units, **fields)
+    assert job.options.view_as(WorkerOptions).num_workers == workers
+    assert ExamineBuckets("units", None, buckets=[None] * units).unit_count == units
 
 
 def test_workers_get_this_code_unless_told_otherwise(tmp_path):
