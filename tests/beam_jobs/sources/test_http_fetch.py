@@ -227,11 +227,11 @@ def test_no_more_than_the_limit_is_taken_and_the_next_page_is_right(server, limi
 def test_a_server_that_drips_is_given_up(server, start, drop):
     server.pages["/x"] = dripping(start, drop)
     started = time.monotonic()
-    assert failure(server, "/x", timeout_s=0.08) == (
+    assert failure(server, "/x", timeout_s=0.2) == (  # a busy machine may be silent for a tenth of a second
         RejectReason.NOT_FETCHED,
-        "HOST was silent for 0.08 s, or its response took more than 0.8 s; 1 attempt",
+        "HOST was silent for 0.2 s, or its response took more than 2 s; 1 attempt",
     )
-    assert 0.7 < time.monotonic() - started < 3
+    assert 1.9 < time.monotonic() - started < 5
 
 
 def test_a_slow_body_that_comes_through_is_fetched(server):
