@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ def _counts(url: str) -> dict[str, int]:
 
 def serve(root: Path, delay_s: float) -> None:
     """Serves the files below a directory as objects until it is ended, and prints its URL first."""
-    counts = {"requests": 0, "bytes": 0}
+    counts, lock = {"requests": 0, "bytes": 0}, threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -122,7 +123,8 @@ def serve(root: Path, delay_s: float) -> None:
                 self._send(200, json.dumps(counts).encode())
                 return
             time.sleep(delay_s)
-            counts["requests"] += 1
+            with lock:
+                counts["requests"] += 1
             bucket, _, name = unquote(path).partition("/b/")[2].partition("/o/")
             data = (root / name).read_bytes() if bucket == root.name else b""
             if "alt=media" not in query:
@@ -130,7 +132,8 @@ def serve(root: Path, delay_s: float) -> None:
                 return
             first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
             part = data[int(first) : int(last) + 1 if last else None]
-            counts["bytes"] += len(part)
+            with lock:
+                counts["bytes"] += len(part)
             self._send(206, part, f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
 
         def _send(self, status: int, body: bytes, content_range: str = "") -> None:
