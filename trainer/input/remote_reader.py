@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SCHEME = "gs://"  # shards of other stores are copied, or read by TensorFlow
 _MAX_THREADS = 64  # of all datasets of the process; they start when needed
-_EXIT_WAIT_S, _QUIET_S = 1.0, 0.05
+_EXIT_WAIT_S, _QUIET_S = 4.0, 0.5  # a busy machine may run no thread of TensorFlow for a tenth of a second
 
 # A client of a store belongs to a thread, and Python forgets what belongs to a thread of TensorFlow after each call.
 _queue: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
@@ -138,6 +138,8 @@ def _serve() -> None:
 def _stop() -> None:
     # At exit, the interpreter ends a thread of TensorFlow that runs Python code, and TensorFlow waits for it for ever.
     _exits.set()
+    if not _threads:  # nothing was ever fetched
+        return
     end, quiet = time.monotonic() + _EXIT_WAIT_S, time.monotonic() + _QUIET_S
     while time.monotonic() < min(end, quiet):
         with _lock:
