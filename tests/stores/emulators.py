@@ -101,7 +101,10 @@ def _gcs_emulator() -> str:
     from gcp_storage_emulator.server import RequestHandler
     from gcp_storage_emulator.storage import Storage
 
-    server = HTTPServer(("127.0.0.1", 0), partial(RequestHandler, Storage(use_memory_fs=True)))
+    class Emulator(HTTPServer):
+        request_queue_size = 64  # see `Tap`
+
+    server = Emulator(("127.0.0.1", 0), partial(RequestHandler, Storage(use_memory_fs=True)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 

@@ -40,6 +40,9 @@ class Tap(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = (
+        64  # the clients connect from many threads; with 5, what they send may be lost for half a minute
+    )
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -30,12 +30,13 @@ T = TypeVar("T")
 
 SCHEME = "gs://"  # shards of other stores are copied, or read by TensorFlow
 _MAX_THREADS = 64  # of all datasets of the process; they start when needed
-_EXIT_WAIT_S, _QUIET_S = 4.0, 0.5  # a busy machine may run no thread of TensorFlow for a tenth of a second
+_EXIT_WAIT_S, _QUIET_S = 4.0, 0.2  # a busy machine may run no thread of TensorFlow for a tenth of a second
 
 # A client of a store belongs to a thread, and Python forgets what belongs to a thread of TensorFlow after each call.
 _queue: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
-_pending: set[Future] = set()
+_pending: set[Future] = set()  # whose callers, threads of TensorFlow, wait
+_unfinished: set[Future] = set()  # whose work waits or runs, also of a cancelled one
 _lock = threading.Lock()
 _exits = threading.Event()
 
@@ -113,6 +114,7 @@ def _answer(path: str, work: Callable[[], T]) -> tuple[T | None, bytes]:
 def _submit(future: Future, work: Callable[[], Any]) -> None:
     with _lock:
         _pending.add(future)
+        _unfinished.add(future)
         if _exits.is_set():
             future.cancel()
         elif len(_threads) < min(len(_pending), _MAX_THREADS):
@@ -124,19 +126,24 @@ def _submit(future: Future, work: Callable[[], Any]) -> None:
 
 def _serve() -> None:
     while True:
-        future, work = _queue.get()
-        if future.cancelled():
-            continue
-        with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-            try:
+        _run(*_queue.get())  # a function of its own, because an idle thread must keep no records
+
+
+def _run(future: Future, work: Callable[[], Any]) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled
+        try:
+            if not future.cancelled():
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            future.set_exception(error)
+    with _lock:
+        _unfinished.discard(future)
 
 
 @atexit.register
 def _stop() -> None:
-    # At exit, the interpreter ends a thread of TensorFlow that runs Python code, and TensorFlow waits for it for ever.
+    # At exit, the interpreter ends a thread of TensorFlow that runs Python code, and TensorFlow waits for it for ever;
+    # and a thread of ours that is ended while it collects garbage, such as a dataset, aborts the process.
     _exits.set()
     if not _threads:  # nothing was ever fetched
         return
@@ -145,5 +152,6 @@ def _stop() -> None:
         with _lock:
             for future in _pending:
                 future.cancel()
+            if _pending or _unfinished:
                 quiet = time.monotonic() + _QUIET_S
         time.sleep(_QUIET_S / 10)
