@@ -104,10 +104,11 @@ def run(
     def build(out: str) -> Manifest:
         work_path = work or storage.join(out, work_dir.DIRECTORY)
         build_options = dataclasses.replace(options, out=out)
-        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing).run()
+        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock).run()
 
     _check_before_writing(options)
-    with work_dir.exclusive(options.out):
+    # A work directory of its own is shared by the runs of a pipeline, of which each writes another output.
+    with work_dir.exclusive(work or options.out, report) as check_lock:
         replace.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
@@ -147,6 +148,7 @@ class _Ingest:
     report: Report
     watch: Watch
     existing: ExistingDataset | None
+    check_lock: Callable[[], None]
 
     def run(self) -> Manifest:
         work_dir.check_out(self.options)
@@ -205,8 +207,11 @@ class _Ingest:
         work_dir.remove(self.work)
         return result
 
-    def _on_disk(self, activity: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
-        return disk.explain_errors(activity, self.options.out, self.work, needed=needed)
+    @contextlib.contextmanager
+    def _on_disk(self, activity: str, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        with disk.explain_errors(activity, self.options.out, self.work, needed=needed):
+            self.check_lock()
+            yield
 
     @contextlib.contextmanager
     def _watch(self, stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:

@@ -22,7 +22,7 @@ from components.blessed_model import NODE_ID as BLESSED_ID
 from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
 from components.evaluation.config import evaluation_config
-from components.image_example_gen.component import ImageExampleGen
+from components.image_example_gen.component import ImageExampleGen, import_dataset
 from components.previous_span.resolver import NODE_ID as PREVIOUS_ID
 from components.previous_span.resolver import PREVIOUS_KEY, previous_examples
 from components.schema.component import InferredSchema, ReviewedSchema
@@ -32,6 +32,7 @@ from trainer.input.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
+from trainer.run_fn import WORK_DIR_KEY
 from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
 _VERSIONED_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
@@ -52,29 +53,32 @@ def code_version() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baselines:
-    """Baselines of a run for orchestrators in which no node can look up earlier runs in ML Metadata.
+class Service:
+    """What a service names that runs components alone, without drivers, resolvers and ML Metadata.
 
     Attributes:
-      dataset: directory of a published dataset; empty for no comparison.
-      model: directory of a `Model` artifact; empty for no comparison.
+      baseline_dataset: directory of a published dataset; empty for no comparison.
+      baseline_model: directory of a `Model` artifact; empty for no comparison.
+      work_dir: directory of unfinished work, which all runs share; see `ImageExampleGen` and `trainer.run_fn`.
     """
 
-    dataset: str = ""
-    model: str = ""
+    baseline_dataset: str = ""
+    baseline_model: str = ""
+    work_dir: str = ""
 
 
-def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) -> tfx.dsl.Pipeline:
+def create_pipeline(config: PipelineConfig, service: Service | None = None) -> tfx.dsl.Pipeline:
     """Builds the pipeline.
 
     Args:
       config: settings of the pipeline.
-      baselines: dataset and model to compare with; None looks them up in ML Metadata, in the root.
+      service: what a service names; None runs drivers, and looks the baselines up in ML Metadata, in the root.
 
     Returns:
       the pipeline ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer
       -> Evaluator -> Pusher, with DatasetReport, and with a resolver each for the baseline of the gate and of the
-      evaluation.
+      evaluation. With a service, importers take the place of the resolvers, and of ImageExampleGen for an adopted
+      dataset.
 
     Raises:
       UsageError: the source or the adopted dataset cannot be used.
@@ -82,16 +86,16 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
     artifacts.register_store_files()
     data = config.data()
     code = code_version()
-    data_nodes = _data_nodes(config, data, code, baselines)
+    data_nodes = _data_nodes(config, data, code, service)
     return tfx.dsl.Pipeline(
         pipeline_name=config.name,
         pipeline_root=config.artifacts_dir,
-        components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, baselines)],
+        components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, service)],
         enable_cache=True,
         beam_pipeline_args=list(config.beam_args),
         # TFX creates the directory of the file immediately, so that the file is only named if it is used.
         metadata_connection_config=None
-        if baselines is not None
+        if service is not None
         else tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
     )
 
@@ -106,8 +110,8 @@ class _DataNodes:
     nodes: tuple[BaseNode, ...]
 
 
-def _data_nodes(config: PipelineConfig, data: DataShape, code: str, baselines: Baselines | None) -> _DataNodes:
-    example_gen = _example_gen(config, code)
+def _data_nodes(config: PipelineConfig, data: DataShape, code: str, service: Service | None) -> _DataNodes:
+    example_gen = _example_gen(config, code, service)
     examples = example_gen.outputs["examples"]
     statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
     statistics = statistics_gen.outputs["statistics"]
@@ -116,10 +120,12 @@ def _data_nodes(config: PipelineConfig, data: DataShape, code: str, baselines: B
     )
     schema = schema_gen.outputs["schema"]
     validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
-    if baselines is None:
+    if service is None:
         previous: list[BaseNode] = [previous_examples(examples)]
     else:
-        previous = _import_artifact(baselines.dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
+        previous = _import_artifact(
+            service.baseline_dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID
+        )
     gate = DatasetGate(
         examples,
         validator.outputs["anomalies"],
@@ -138,11 +144,19 @@ def _import_artifact(uri: str, kind: type[tfx.dsl.Artifact], key: str, node_id: 
     return [tfx.dsl.Importer(source_uri=uri, artifact_type=kind, output_key=key).with_id(node_id)]
 
 
-def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
+def _example_gen(config: PipelineConfig, code: str, service: Service | None) -> BaseNode:
     if not config.ingest:
+        if service:
+            return import_dataset(config.dataset, config.span, config.version)
         return ImageExampleGen(dataset=config.dataset, span=config.span, version=config.version)
     libraries = ", ".join(f"{name} {version}" for name, version in producer().items())
-    return ImageExampleGen(config.ingest, producer=f"{code}, {libraries}", span=config.span, version=config.version)
+    return ImageExampleGen(
+        config.ingest,
+        producer=f"{code}, {libraries}",
+        span=config.span,
+        version=config.version,
+        work_dir=service.work_dir if service else "",
+    )
 
 
 def _class_folders_dir(config: PipelineConfig) -> str:
@@ -152,7 +166,7 @@ def _class_folders_dir(config: PipelineConfig) -> str:
 
 
 def _model_nodes(
-    config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, baselines: Baselines | None
+    config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, service: Service | None
 ) -> list[BaseNode]:
     train_split, eval_split, *_ = data.splits
     examples = data_nodes.examples
@@ -178,15 +192,16 @@ def _model_nodes(
             TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(),
             "code": code,
             "content": content_digest(config.train.model, config.train.weights),
+            **({WORK_DIR_KEY: service.work_dir} if service else {}),
         },
     )
     model = trainer.outputs["model"]
-    if baselines is None:
+    if service is None:
         baseline: list[BaseNode] = (
             [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
         )
     else:
-        baseline = _import_artifact(baselines.model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
+        baseline = _import_artifact(service.baseline_model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
     evaluator = tfx.components.Evaluator(
         examples=examples,
         model=model,

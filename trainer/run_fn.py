@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from trainer.training.malloc import keep_buffers
 from trainer.training.strategy import make_strategy, strategy_host
 
 if TYPE_CHECKING:
+    import keras
     from tfx.components.trainer.fn_args_utils import FnArgs
 
 CONFIG_KEY = "trainer"
@@ -50,7 +53,7 @@ def run_fn(fn_args: FnArgs) -> None:
       fn_args: arguments of TFX; `custom_config["trainer"]` is `TrainerConfig.to_json()`.
 
     Raises:
-      UsageError: the options do not fit the dataset.
+      UsageError: the options do not fit the dataset, or the same training runs elsewhere.
       CorruptDataset: a record cannot be read.
       TrainingDiverged: the loss became NaN or infinite, and there is no best epoch to export.
     """
@@ -83,16 +86,23 @@ def run_fn(fn_args: FnArgs) -> None:
         record_ops=adapt_ops_to_records(ops, dataset),
         spec=ServingSpec.of(dataset),
     )
-    model, progress = fit(
-        job,
-        checkpoints,
-        fn_args.model_run_dir,
-        strategy=strategy,
-        say=_say,
-        check=partial(check_export, config.train.model, write),
-    )
-    if strategy_host(strategy).index:
-        return  # only the first of several workers exports
+    is_first = strategy_host(strategy).index == 0  # only the first of several workers locks and exports
+    with checkpoints.exclusive() if is_first else contextlib.nullcontext():
+        model, progress = fit(
+            job,
+            checkpoints,
+            fn_args.model_run_dir,
+            strategy=strategy,
+            say=_say,
+            check=partial(check_export, config.train.model, write),
+        )
+        if is_first:
+            _export(model, progress, job, fn_args, write)
+            checkpoints.clear()
+
+
+def _export(model: keras.Model, progress: Progress, job: Job, fn_args: FnArgs, write: Callable[..., object]) -> None:
+    """Writes the history and the model, and prints what a reader of the log must know of them."""
     _write_history(progress, job, fn_args.model_run_dir)
     spreads = validation_spreads(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
@@ -102,7 +112,6 @@ def run_fn(fn_args: FnArgs) -> None:
     write(model, path=fn_args.serving_model_dir)
     if progress.diverged:
         storage.write_bytes(storage.join(fn_args.serving_model_dir, DIVERGED_NAME), progress.diverged.encode())
-    checkpoints.clear()
 
 
 def _say(text: str) -> None:

@@ -29,19 +29,39 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storag
 
 
 @contextlib.contextmanager
-def exclusive(out: str) -> Iterator[None]:
+def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
     """Locks an output against other ingests for the duration of the block.
 
     The lock file of `DIR/NAME` is `DIR/.NAME.feedline-lock`, because a replacement renames `DIR/NAME` itself. In object
     stores, and where `DIR` is not writable, for example above a mounted disk, it is `DIR/NAME/.feedline-lock`.
 
+    Args:
+      out: directory of a dataset, or a work directory that several outputs share.
+      report: takes a line while it is watched whether an ingest on another machine still runs.
+
+    Yields:
+      a check that raises `OptionError` when another ingest took the output over; see `lock.locked`.
+
     Raises:
       OptionError: another ingest writes to the output, or the store cannot be written.
     """
+
+    def check() -> None:
+        try:
+            still_locked()
+        except lock.Locked as error:
+            raise OptionError(
+                f"{out} was taken over by another ingest, {error}, because this one stood still for "
+                f"{lock.LEASE_S:g} s; wait for its end"
+            ) from None
+
+    def still_locked() -> None:
+        """Is replaced by the check of the lock."""
+
     with contextlib.ExitStack() as stack:
         for path in _lock_paths(out):
             try:
-                stack.enter_context(lock.locked(path))
+                still_locked = stack.enter_context(lock.locked(path, report))
                 break
             except lock.Locked as error:
                 raise OptionError(f"{out} is in use by another ingest: {error}; wait for its end") from None
@@ -49,7 +69,7 @@ def exclusive(out: str) -> Iterator[None]:
                 if storage.is_remote(out):
                     raise _unwritable(out, error) from error
         # Where neither file can be created, no dataset can be written: the first stage raises an error with the cause.
-        yield
+        yield check
 
 
 def _lock_paths(out: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Locks between processes: a locked local file, or an object that its owner creates.
 
 The kernel releases the lock of a local file when the last thread of its owner ends, even by SIGKILL. A store does not,
-so the object contains its owner: the lock of a process that ended on this machine is replaced, and the user is asked
-about one of another machine.
+so the object contains its owner, who renews a second object, the lease. The lock of a process that ended on this
+machine is replaced at once, that of another machine when its lease has not been renewed for `LEASE_S`. The time is that
+of the waiting process, so clocks that differ do no harm.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from beam_jobs import storage
 from beam_jobs.common import system
 
+LEASE_S = 30.0  # without a renewal, after which the lock of another machine is free
+_RENEW_S = 5.0  # between renewals
 _ATTEMPTS = 10  # to create an object, while other processes create and remove it
 _ENDING_S = 10.0  # for the last threads of a killed owner, which may wait for a disk
 _NAMING_S = 2.0  # for a new owner to write its name
@@ -41,6 +44,7 @@ class Owner:
       process: process id.
       since: time of locking, in seconds since the epoch.
       token: unique name of this lock.
+      leased: whether the owner renews a lease; that of a file and of an earlier release does not.
     """
 
     host: str = field(default_factory=socket.gethostname)
@@ -48,6 +52,7 @@ class Owner:
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    leased: bool = False
 
     def __str__(self) -> str:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
@@ -66,22 +71,26 @@ class Owner:
 
 
 @contextlib.contextmanager
-def locked(path: str) -> Iterator[None]:
+def locked(path: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
     """Holds a lock while the block runs, and removes it afterwards.
 
     Args:
       path: path of the lock file or object. The directory of a local file must exist.
+      report: takes a line when the lock of another machine is watched, which takes `LEASE_S` at most.
+
+    Yields:
+      a check that raises `Locked` when another process took the lock over, because this one did not run for `LEASE_S`.
 
     Raises:
       Locked: another process owns the lock.
       OSError: the lock cannot be created.
     """
-    with _lock_object(path) if storage.is_remote(path) else _lock_file(path):
-        yield
+    with _lock_object(path, report) if storage.is_remote(path) else _lock_file(path) as check:
+        yield check
 
 
 @contextlib.contextmanager
-def _lock_file(path: str) -> Iterator[None]:
+def _lock_file(path: str) -> Iterator[Callable[[], None]]:
     descriptor = _open_locked(path)
     token = uuid.uuid4().hex
     _owned.add(token)
@@ -92,7 +101,7 @@ def _lock_file(path: str) -> Iterator[None]:
                 os.write(writable, Owner(token=token).to_bytes())
             finally:
                 os.close(writable)
-        yield
+        yield lambda: None  # the kernel keeps it, also while the process is stopped
     finally:
         _owned.remove(token)
         with contextlib.suppress(OSError):  # its directory was removed or renamed
@@ -146,39 +155,85 @@ def _flock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _lock_object(path: str) -> Iterator[None]:
-    owner = Owner()
+def _lock_object(path: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
+    owner = Owner(machine=system.identity(), leased=True)
     content = owner.to_bytes()
     for _ in range(_ATTEMPTS):
         if storage.create_exclusive(path, content):
             break
         with contextlib.suppress(FileNotFoundError):  # its owner has removed it
-            _remove_ended(path, storage.read_bytes(path))
+            _remove_ended(path, storage.read_bytes(path), report)
     else:
         raise OSError(f"{path} cannot be locked: other processes created and removed it {_ATTEMPTS} times; try again")
+    lease = _lease(path, owner)
+
+    def check() -> None:
+        try:
+            found = storage.read_bytes(path)
+        except FileNotFoundError:
+            raise Locked("another process, which removed the lock of this one") from None
+        if found != content:
+            raise Locked(_describe_owner(found))
+
+    def renew() -> None:
+        with contextlib.suppress(OSError), storage.direct_writer(lease) as stream:  # the next renewal may succeed
+            stream.write(uuid.uuid4().bytes)
+
     _owned.add(owner.token)
     try:
-        yield
+        renew()
+        with system.repeat(_RENEW_S, renew):
+            yield check
     finally:
         _owned.remove(owner.token)
         with contextlib.suppress(OSError):  # the next owner on this machine replaces it
             if storage.read_bytes(path) == content:
                 storage.remove(path)
+        with contextlib.suppress(OSError):
+            storage.remove(lease)
 
 
-def _remove_ended(path: str, content: bytes) -> None:
-    """Removes the lock of a process that has ended.
+def _lease(path: str, owner: Owner) -> str:
+    return f"{path}-{owner.token}-lease"
+
+
+def _remove_ended(path: str, content: bytes, report: Callable[[str], object] | None = None) -> None:
+    """Removes the lock of a process that has ended, or does not renew its lease.
 
     Raises:
       Locked: the process runs, or is not known to have ended.
+      FileNotFoundError: its owner removed the lock.
     """
     owner = _parse_owner(content)
-    if not owner or not owner.has_ended():
+    if not owner or not (owner.has_ended() or owner.leased):
         raise Locked(f"{_describe_owner(content)}; if that process has ended, delete {path}")
+    if not owner.has_ended() and (owner.machine == system.identity() or _is_renewed(path, owner, content, report)):
+        raise Locked(str(owner))
     # Two processes may see the same ended owner. The slower one must not remove the new lock of the faster one.
     with _lock_object(f"{path}-{owner.token}"):
         if storage.read_bytes(path) == content:
             storage.remove(path)
+            storage.remove(_lease(path, owner))
+
+
+def _is_renewed(path: str, owner: Owner, content: bytes, report: Callable[[str], object] | None) -> bool:
+    """Watches a lock for `LEASE_S` at most, and returns whether its owner renews the lease, or another has the lock."""
+    if report:
+        report(f"waiting   up to {LEASE_S:.0f} s to see whether {owner} still runs")
+    lease, end = _lease(path, owner), time.monotonic() + LEASE_S
+    first = _read_lease(lease)
+    while time.monotonic() < end:
+        time.sleep(_RENEW_S)
+        if storage.read_bytes(path) != content or _read_lease(lease) != first:
+            return True
+    return False
+
+
+def _read_lease(path: str) -> bytes:
+    try:
+        return storage.read_at_most(path, 1 << 10)
+    except FileNotFoundError:
+        return b""
 
 
 def _parse_owner(content: bytes) -> Owner | None:

@@ -21,7 +21,7 @@ from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.common.strings import plural
-from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
+from beam_jobs.errors import CorruptDataset, DatasetChanged, GateFailed, SourceError
 from components.artifacts import Artifacts, DatasetVerdict
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
 from components.dataset_gate.drift_and_skew import GateDataset, open_dataset
@@ -47,12 +47,18 @@ class Executor(base_executor.BaseExecutor):
 
         Raises:
           GateFailed: a limit is exceeded and the mode is `stop`; the message lists all findings.
+          DatasetChanged: another dataset was published in the directory since the dataset was ingested or adopted.
         """
         limits = GateLimits.from_json(json.loads(exec_properties[LIMITS_KEY]))
         examples = artifact_utils.get_single_instance(input_dict[EXAMPLES_KEY])
         anomalies = load_anomalies(artifact_utils.get_single_instance(input_dict[ANOMALIES_KEY]))
         with contextlib.ExitStack() as stack:
             dataset = stack.enter_context(open_dataset(examples.uri))
+            if examples.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):
+                raise DatasetChanged(
+                    f"another dataset was published in {examples.uri} since this run, or its compiled file, knew it; "
+                    "run, or compile, the pipeline again"
+                )
             baseline, reasons = load_baseline(stack, input_dict.get(BASELINE_KEY) or [], examples)
             outcome = check_dataset(dataset, anomalies, limits, baseline)
         notes = (*reasons, *outcome.notes)

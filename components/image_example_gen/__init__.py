@@ -27,6 +27,7 @@ FINGERPRINT_KEY = "input_fingerprint"  # these names are those of TFX's ExampleG
 SPAN_KEY = "span"
 VERSION_KEY = "version"
 DIGEST_KEY = "dataset_digest"
+WORK_DIR_KEY = "work_dir"
 
 
 def options_text(options: IngestOptions) -> str:

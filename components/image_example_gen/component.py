@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfx import types
+from tfx.components.example_gen.utils import PAYLOAD_FORMAT_PROPERTY_NAME
 from tfx.components.util import examples_utils
 from tfx.dsl.components.base import base_beam_component, base_beam_executor, base_driver, executor_spec
+from tfx.dsl.components.common.importer import Importer
 from tfx.orchestration import data_types_utils, metadata
 from tfx.orchestration.portable import base_driver as ir_base_driver
 from tfx.orchestration.portable import data_types
@@ -41,6 +43,7 @@ from components.image_example_gen import (
     PRODUCER_KEY,
     SPAN_KEY,
     VERSION_KEY,
+    WORK_DIR_KEY,
     check_dataset,
     describe_span,
     options_text,
@@ -123,10 +126,11 @@ class Executor(base_beam_executor.BaseBeamExecutor):
     def _ingest(self, out: str, properties: Mapping[str, Any], fingerprint: str) -> Manifest:
         options = dataclasses.replace(read_options(properties), out=out)
         # TFX creates a directory for every attempt and removes it after a failure; the work directory remains.
-        attempts = os.path.dirname(out)
-        work = storage.join(attempts, f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}")
+        attempts, shared = os.path.dirname(out), properties.get(WORK_DIR_KEY)
+        name = f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}"
+        work = storage.join(shared or attempts, name)
         result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work)
-        for name in storage.list_dirs(attempts):
+        for name in [] if shared else storage.list_dirs(attempts):
             if name.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options
                 storage.remove_tree(storage.join(attempts, name))
         return result
@@ -153,6 +157,7 @@ class ImageExampleGenSpec(types.ComponentSpec):
         VERSION_KEY: ExecutionParameter(type=int, optional=True),
         PRODUCER_KEY: ExecutionParameter(type=str),
         FINGERPRINT_KEY: ExecutionParameter(type=str, optional=True),
+        WORK_DIR_KEY: ExecutionParameter(type=str, optional=True),
     }
     INPUTS: dict[str, ChannelParameter] = {}
     OUTPUTS = {EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples)}
@@ -188,6 +193,7 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
         dataset: str = "",
         span: int | None = None,
         version: int | None = None,
+        work_dir: str = "",
     ) -> None:
         """Builds the component.
 
@@ -197,6 +203,8 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
           dataset: directory of a published dataset to adopt, instead of `options`.
           span: number of the span; None for the newest.
           version: version of the span; None for the newest.
+          work_dir: directory of unfinished ingests that the runs of a service share, in the store of the artifacts;
+            empty for the directory of the artifact, which is the same for all local runs.
 
         Raises:
           OptionError: both or neither of `options` and `dataset` are set, or the path has no `{SPAN}` for a span.
@@ -212,6 +220,40 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
             VERSION_KEY: version,
             PRODUCER_KEY: producer if options else "",
             FINGERPRINT_KEY: None,
+            WORK_DIR_KEY: work_dir or None,
         }
         examples = types.Channel(type=standard_artifacts.Examples)
         super().__init__(spec=ImageExampleGenSpec(**properties, **{EXAMPLES_KEY: examples}))
+
+
+def import_dataset(dataset: str, span: int | None, version: int | None) -> Importer:
+    """Returns a node that imports a published dataset, for services that run no drivers.
+
+    The newest span is that of now. The import is a new artifact in every run, because the directory may get another
+    dataset; DatasetGate compares its digest with that of now.
+
+    Args:
+      dataset: directory of the dataset; it may have `{SPAN}` and `{VERSION}`.
+      span: number of the span; None for the newest.
+      version: version of the span; None for the newest.
+
+    Raises:
+      OptionError: the pattern is invalid.
+      SourceError: the span, version or dataset does not exist.
+      CorruptDataset: a file of the dataset is missing or has another size.
+    """
+    properties = resolve_properties({DATASET_KEY: dataset, SPAN_KEY: span, VERSION_KEY: version})
+    found = check_dataset(properties[DATASET_KEY])
+    numbers = {name: properties[name] for name in (SPAN_KEY, VERSION_KEY) if properties[name] is not None}
+    return Importer(
+        source_uri=properties[DATASET_KEY],
+        artifact_type=standard_artifacts.Examples,
+        reimport=True,
+        properties={"split_names": artifact_utils.encode_split_names(list(found.splits)), **numbers},
+        custom_properties={
+            PAYLOAD_FORMAT_PROPERTY_NAME: example_gen_pb2.PayloadFormat.Name(example_gen_pb2.FORMAT_TF_EXAMPLE),
+            DIGEST_KEY: found.digest,
+            FINGERPRINT_KEY: dataset_fingerprint(found),
+        },
+        output_key=EXAMPLES_KEY,
+    ).with_id("AdoptedDataset")

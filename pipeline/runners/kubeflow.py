@@ -1,9 +1,11 @@
 """Kubeflow Pipelines and Vertex AI Pipelines: compiles the pipeline to a file that both can run.
 
-TFX compiles the pipeline, with three differences. Resolvers are left out, because Kubeflow has no ML Metadata for them:
+TFX compiles the pipeline, with these differences. Resolvers are left out, because Kubeflow has no ML Metadata for them:
 the settings name the baselines. Our artifact types get names that are valid in Kubeflow, and containers start through
 `pipeline.runners.kubeflow_container`, which maps them to classes. ImageExampleGen is never cached, because its driver,
-which detects changed images, does not run there.
+which detects changed images, does not run there. An adopted dataset is imported, because the launcher of Kubeflow
+rejects the output of a container outside of the pipeline root. Every container is tried again after a failure, and work
+that is not finished lies in one directory for all runs, where the next attempt continues.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from beam_jobs import stack, storage
 from beam_jobs.common.settings import STRICT, Count, NotNegative, Options, from_mapping
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk
 from components.dataset_gate.limits import GateLimits
@@ -32,8 +36,11 @@ OPTIONS_KEY = "kubeflow"
 UNCACHED = "ImageExampleGen"
 
 _STORE = "gs://"
+_CHECKPOINT_STEPS = 500  # the launcher passes no SIGTERM on, so the last checkpoint is what an evicted training has
+_DISK_MOUNT = "/tmp"  # noqa: S108 - of a container; inputs are copied to /gcs, where Kubeflow has a volume of its own
 _YAML, _JSON = (".yaml", ".yml"), ".json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
+_SECRET_KEY = re.compile(r"[^/\s]+/[^/\s]+")
 _TRAINER = "Trainer"
 
 
@@ -53,6 +60,16 @@ class KubeflowOptions(Options):
       gpus: number of accelerators of the Trainer, 0 or more. Unless they are TPUs, it is also the default of
         `train.gpus`, so that the Trainer ends if TensorFlow finds fewer.
       gpu_type: type of the accelerators, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
+      step_cpus: component -> maximum number of CPU cores that takes the place of `cpus`, such as `{Trainer: 16}`.
+      step_memory_gb: component -> maximum memory in GB that takes the place of `memory_gb`.
+      step_gpus: component -> number of accelerators, for others than the Trainer.
+      disk_gb: size of a volume for the temporary files of each container, in GB; 0 is the disk of the node. Only
+        Kubeflow has such volumes.
+      retries: number of further attempts of a container that failed, 0 or more.
+      work_dir: directory of unfinished work, `gs://BUCKET/DIR`, which all runs share; empty is `work` in the root.
+      service_account: service account of the runs; the command that `compile` prints names it.
+      secrets: secret of Kubernetes -> directory in which every container finds its files.
+      secret_env: environment variable of every container -> `SECRET/KEY` of Kubernetes.
 
     Raises:
       OptionError: a value is out of range; the message gives the value and the allowed values.
@@ -67,16 +84,40 @@ class KubeflowOptions(Options):
     memory_gb: NotNegative = 0.0
     gpus: Count = 0
     gpu_type: str = ""
+    step_cpus: Mapping[str, NotNegative] = field(default_factory=dict)
+    step_memory_gb: Mapping[str, NotNegative] = field(default_factory=dict)
+    step_gpus: Mapping[str, Count] = field(default_factory=dict)
+    disk_gb: Count = 0
+    retries: Count = 2
+    work_dir: str = ""
+    service_account: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    secret_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.image or self.image.split() != [self.image]:
             raise OptionError(
                 f"kubeflow.image is {self.image!r}; name a container image such as europe-docker.pkg.dev/P/R/feedline:1"
             )
-        if bool(self.gpus) != bool(self.gpu_type):
+        if bool(self.gpus or any(self.step_gpus.values())) != bool(self.gpu_type):
             raise OptionError(
                 f"kubeflow.gpus is {self.gpus} and kubeflow.gpu_type is {self.gpu_type!r}; give both or neither"
             )
+        if self.gpus and _TRAINER in self.step_gpus:
+            raise OptionError(f"kubeflow.gpus and kubeflow.step_gpus.{_TRAINER} are both set; give one of them")
+        for name, mount in self.secrets.items():
+            if not mount.startswith("/"):
+                raise OptionError(
+                    f"kubeflow.secrets.{name} is {mount!r}; name a directory of the container, as in /key"
+                )
+        for name, source in self.secret_env.items():
+            if not _SECRET_KEY.fullmatch(source):
+                raise OptionError(f"kubeflow.secret_env.{name} is {source!r}; it must be SECRET/KEY")
+
+    @property
+    def kubernetes_only(self) -> str:
+        """The first setting with a value that Vertex AI has nothing for; empty when there is none."""
+        return next((name for name in ("disk_gb", "secrets", "secret_env") if getattr(self, name)), "")
 
 
 def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - common name of all targets
@@ -95,8 +136,10 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     """
     values = dict(settings)
     options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
-    if options.gpus and "tpu" not in options.gpu_type.lower() and isinstance(train := values.get("train", {}), Mapping):
-        values["train"] = {"gpus": options.gpus, **train}  # else it would train on the CPU beside them, without a word
+    if isinstance(train := values.get("train", {}), Mapping):
+        # Without the number it would train on the CPU beside accelerators, without a word.
+        gpus = {} if "tpu" in options.gpu_type.lower() else {"gpus": options.gpus or options.step_gpus.get(_TRAINER, 0)}
+        values["train"] = {"checkpoint_steps": _CHECKPOINT_STEPS, **gpus, **train}
     config = configuration.build(values)
     if not out.endswith((*_YAML, _JSON)):
         raise OptionError(f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, only for Vertex AI")
@@ -104,19 +147,48 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     root = options.pipeline_root or config.artifacts_dir
     _check_placeholders(config, options)
     _check_settings(config, options, root)
+    if out.endswith(_JSON) and options.kubernetes_only:
+        raise OptionError(f"kubeflow.{options.kubernetes_only} is set, which Vertex AI does not have; leave it out")
     job = _job(config, options, root)
-    content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump(job["pipelineSpec"])
+    spec = job["pipelineSpec"]
+    # Kubeflow reads what only Kubernetes knows from a second document.
+    documents = [spec, *([_kubernetes(spec, options)] if options.kubernetes_only else [])]
+    content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump_all(documents)
     disk.write_file("--out", out, content.encode())
-    return f"{_run_hint(options.display_name or config.name, out)}{''.join(_notes(config))}"
+    return f"{_run_hint(options, options.display_name or config.name, out)}{''.join(_notes(config))}"
 
 
-def _run_hint(name: str, out: str) -> str:
+def _kubernetes(spec: Mapping[str, Any], options: KubeflowOptions) -> dict[str, Any]:
+    """Returns the volumes and secrets of every container as a PlatformSpec."""
+    settings: dict[str, Any] = {}
+    if options.disk_gb:
+        volume: dict[str, Any] = {"volumeName": "scratch", "mountPath": _DISK_MOUNT, "size": f"{options.disk_gb}Gi"}
+        volume |= {"accessModes": ["ReadWriteOnce"], "defaultStorageClass": True}
+        settings["genericEphemeralVolume"] = [volume]
+    if options.secrets:
+        mounts = options.secrets.items()
+        settings["secretAsVolume"] = [{"secretName": name, "mountPath": mount} for name, mount in mounts]
+    if options.secret_env:
+        keys = {variable: source.split("/") for variable, source in options.secret_env.items()}
+        settings["secretAsEnv"] = [
+            {"secretName": name, "keyToEnv": [{"secretKey": key, "envVar": variable}]}
+            for variable, (name, key) in keys.items()
+        ]
+    executors = spec["deploymentSpec"]["executors"].items()
+    labels = {label: settings for label, executor in executors if "container" in executor}
+    return {"platforms": {"kubernetes": {"deploymentSpec": {"executors": labels}}}}
+
+
+def _run_hint(options: KubeflowOptions, name: str, out: str) -> str:
     """Returns a hint how to run a file."""
-    vertex = f'aiplatform.PipelineJob(display_name="{name}", template_path="{out}").submit()'
+    account = f'service_account="{options.service_account}"' if options.service_account else ""
+    vertex = f'aiplatform.PipelineJob(display_name="{name}", template_path="{out}").submit({account})'
     if out.endswith(_JSON):
         return f"run it on Vertex AI: {vertex}"
-    kubeflow = f'kfp.Client(host=URL).create_run_from_pipeline_package("{out}")'
-    return f"run it on Kubeflow, in its web page or with {kubeflow}, or on Vertex AI: {vertex}"
+    arguments = f'"{out}", {account}' if account else f'"{out}"'
+    kubeflow = "run it on Kubeflow, in its web page or with kfp.Client(host=URL).create_run_from_pipeline_package"
+    either = "" if options.kubernetes_only else f", or on Vertex AI: {vertex}"
+    return f"{kubeflow}({arguments}){either}"
 
 
 def _notes(config: PipelineConfig) -> Iterator[str]:
@@ -133,6 +205,7 @@ def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> Non
         "ingest.source" if config.ingest else "dataset": config.pattern,
         "kubeflow.baseline_dataset": options.baseline_dataset,
         "kubeflow.baseline_model": options.baseline_model,
+        "kubeflow.work_dir": options.work_dir,
     }
     placeholders = {name: (value, configuration.placeholder_in_path(value)) for name, value in paths.items()}
     placeholders["kubeflow.image"] = options.image, configuration.placeholder_in_image(options.image)
@@ -179,9 +252,14 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
     except ImportError as error:
         remedy = stack.pip_install(".[tfx,kubeflow]")
         raise OptionError(f"the target kubeflow needs {error.name}; {remedy}") from error
-    from pipeline.pipeline import Baselines, create_pipeline
+    from pipeline.pipeline import Service, create_pipeline
 
-    pipeline = create_pipeline(config, Baselines(dataset=options.baseline_dataset, model=options.baseline_model))
+    service = Service(
+        baseline_dataset=options.baseline_dataset,
+        baseline_model=options.baseline_model,
+        work_dir=options.work_dir or storage.join(config.root if storage.is_remote(config.root) else root, "work"),
+    )
+    pipeline = create_pipeline(config, service)
     _name_types(pipeline)
     _limit_resources(pipeline, options)
     # Kubeflow Pipelines reads version 2.1 of the format; version 2.0 is only for Vertex AI.
@@ -193,7 +271,12 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
     )
     job: dict[str, Any] = kubeflow_v2_dag_runner.KubeflowV2DagRunner(settings).run(pipeline, write_out=False)
     job["runtimeConfig"]["gcsOutputDirectory"] = job["pipelineSpec"]["defaultPipelineRoot"] = root
-    job["pipelineSpec"]["root"]["dag"]["tasks"][UNCACHED]["cachingOptions"] = {}
+    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
+    for name, task in job["pipelineSpec"]["root"]["dag"]["tasks"].items():
+        if name == UNCACHED:
+            task["cachingOptions"] = {}
+        if options.retries and "container" in executors.get(f"{name}_executor", {}):
+            task["retryPolicy"] = {"maxRetryCount": options.retries, "backoffDuration": "30s", "backoffFactor": 2.0}
     return job
 
 
@@ -211,11 +294,18 @@ def _limit_resources(pipeline: tfx.dsl.Pipeline, options: KubeflowOptions) -> No
     from kfp.pipeline_spec import pipeline_spec_pb2
     from tfx.dsl.components.base.base_component import BaseComponent
 
+    ids = [node.id for node in pipeline.components if isinstance(node, BaseComponent)]
+    for setting in ("step_cpus", "step_memory_gb", "step_gpus"):
+        for name in getattr(options, setting):
+            if name not in ids:
+                raise OptionError(unknown("component", name, ids, f"kubeflow.{setting}."))
+    gpus = {_TRAINER: options.gpus, **options.step_gpus}
     for node in pipeline.components:
         limits = pipeline_spec_pb2.PipelineDeploymentConfig.PipelineContainerSpec.ResourceSpec(
-            cpu_limit=options.cpus, memory_limit=options.memory_gb
+            cpu_limit=options.step_cpus.get(node.id, options.cpus),
+            memory_limit=options.step_memory_gb.get(node.id, options.memory_gb),
         )
-        if options.gpus and node.id == _TRAINER:
-            limits.accelerator.type, limits.accelerator.count = options.gpu_type, options.gpus
+        if gpus.get(node.id):
+            limits.accelerator.type, limits.accelerator.count = options.gpu_type, gpus[node.id]
         if isinstance(node, BaseComponent) and limits.ListFields():
             node.with_platform_config(limits)

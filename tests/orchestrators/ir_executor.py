@@ -2,7 +2,9 @@
 
 It reads nothing but the file, and does what the drivers and launchers of Kubeflow Pipelines and Vertex AI do around a
 container: inputs from the outputs of tasks before, an ExecutorInput in the place of `{{$}}`, and afterwards what the
-container says of its outputs in the file of its ExecutorOutput. Directories stand for the bucket.
+container says of its outputs in the file of its ExecutorOutput, whose directories must lie in that of the run. A
+container that failed is tried again as its retry policy says, with the same input; one that is stopped gets SIGKILL
+alone. Directories stand for the bucket.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -45,9 +49,11 @@ class Run:
     Attributes:
       order: tasks in the order they ended.
       artifacts: task -> output -> the artifact.
+      logs: task -> the log of each of its attempts.
     """
 
     order: list[str] = field(default_factory=list)
+    logs: dict[str, list[str]] = field(default_factory=dict)
     artifacts: dict[str, dict[str, pb.RuntimeArtifact]] = field(default_factory=dict)
 
     def uri(self, task: str, output: str) -> str:
@@ -59,7 +65,7 @@ class Run:
 
 def load(path: Path) -> pb.PipelineSpec:
     """Reads a file of either format; a field that the format does not know is an error."""
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    values = next(yaml.safe_load_all(path.read_text(encoding="utf-8")))  # JSON is YAML
     return json_format.ParseDict(values.get("pipelineSpec", values), pb.PipelineSpec())
 
 
@@ -100,13 +106,20 @@ class Executor:
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
 
-    def run(self, spec: pb.PipelineSpec, only: Collection[str] = (), earlier: Run | None = None) -> Run:
+    def run(
+        self,
+        spec: pb.PipelineSpec,
+        only: Collection[str] = (),
+        earlier: Run | None = None,
+        kill: Mapping[str, Callable[[], bool]] | None = None,
+    ) -> Run:
         """Runs every task.
 
         Args:
           spec: the pipeline.
           only: tasks to run, all when empty; the others have what `earlier` made of them, as if from the cache.
           earlier: a run of the same tasks.
+          kill: task -> whether to kill its container now, which is asked while its first attempt runs.
 
         Raises:
           TaskFailed: a container failed; those after it did not run.
@@ -115,6 +128,7 @@ class Executor:
         """
         job = self._root / PROJECT / f"{spec.pipeline_info.name}-{next(self._numbers)}"
         result = Run(artifacts=dict(earlier.artifacts) if earlier else {})
+        self._kill = kill or {}
         how, sorter, running = executors(spec), TopologicalSorter(_before(spec)), {}
         sorter.prepare()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -136,8 +150,14 @@ class Executor:
         kind = task.how.WhichOneof("spec")
         if kind == "container":
             given = self._input(task, done)
-            self._launch(task.name, _command(task.how.container, given))
-            return _outputs(given)
+            logs = done.logs.setdefault(task.name, [])
+            while True:
+                code, log = self._launch(task.name, _command(task.how.container, given), is_first=not logs)
+                logs.append(log)
+                if not code:
+                    return _outputs(given, task.folder.parent)
+                if len(logs) > task.spec.retry_policy.max_retry_count:
+                    raise TaskFailed(f"{task.name} ended with {code}:\n{log[-4000:]}")
         if kind == "importer":
             return self._import(task)
         # Kubeflow Pipelines refuses the whole pipeline: "resolver not implemented yet"
@@ -176,22 +196,28 @@ class Executor:
         uri = importer.artifact_uri.constant.string_value
         return {output: self._artifact(importer.type_schema, uri, importer.metadata)}
 
-    def _launch(self, name: str, command: list[str]) -> None:
+    def _launch(self, name: str, command: list[str], is_first: bool) -> tuple[int, str]:
         workplace = self._root / "containers" / name  # a container starts in a directory without our sources
         workplace.mkdir(parents=True, exist_ok=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the image's `python` is the one with Feedline
-        finished = subprocess.run(
-            command,
-            cwd=workplace,
-            env={**os.environ, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=self._timeout_s,
-            check=False,
-        )
-        if finished.returncode:
-            raise TaskFailed(f"{name} ended with {finished.returncode}:\n{finished.stdout[-4000:]}")
+        log, end = workplace / "log", time.monotonic() + self._timeout_s
+        with log.open("w") as stream:
+            container = subprocess.Popen(
+                command,
+                cwd=workplace,
+                env={**os.environ, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            while container.poll() is None:
+                late = time.monotonic() > end
+                if late or (is_first and name in self._kill and self._kill[name]()):
+                    os.killpg(container.pid, signal.SIGKILL)
+                    container.wait()
+                    assert not late, f"{name} took more than {self._timeout_s} s"
+                time.sleep(0.01)
+        return container.returncode, log.read_text(errors="replace")
 
 
 def _tasks(spec: pb.PipelineSpec) -> Mapping[str, pb.PipelineTaskSpec]:
@@ -242,7 +268,7 @@ def _placeholders(given: pb.ExecutorInput) -> Iterator[tuple[str, str]]:
         yield f"{{{{$.inputs.parameters['{name}']}}}}", plain if isinstance(plain, str) else json.dumps(plain)
 
 
-def _outputs(given: pb.ExecutorInput) -> dict[str, pb.RuntimeArtifact]:
+def _outputs(given: pb.ExecutorInput, job: Path) -> dict[str, pb.RuntimeArtifact]:
     """Returns the outputs as the launcher publishes them: what was asked for, and over it what the container said."""
     said = pb.ExecutorOutput()
     path = Path(given.outputs.output_file)
@@ -254,6 +280,8 @@ def _outputs(given: pb.ExecutorInput) -> dict[str, pb.RuntimeArtifact]:
         if name in said.artifacts and said.artifacts[name].artifacts:
             own = said.artifacts[name].artifacts[0]
             artifact.uri = own.uri or artifact.uri
+            if not artifact.uri.startswith(f"{job}/"):
+                raise TaskFailed(f"URI {artifact.uri!r} does not have expected bucket prefix {str(job)!r}")
             if any(value.WhichOneof("kind") == "null_value" for value in own.metadata.fields.values()):
                 raise ValueError(f"{name} has metadata without a value, which Kubeflow Pipelines refuses")
             artifact.metadata.MergeFrom(own.metadata)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from beam_jobs import stack
 from beam_jobs.dataset import manifest
@@ -42,7 +44,7 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 from pipeline.runners.kubeflow import compile
-print(json.dumps([compile(settings, out) for out, settings in json.load(sys.stdin).items()]))
+print(json.dumps({out: compile(settings, out) for out, settings in json.load(sys.stdin).items()}))
 """
 
 
@@ -55,7 +57,7 @@ def settings(root: Path, source: Path, **more) -> dict:
         "train": {"epochs": 1},
         **more,
         "evaluate": {"above_largest_class": False, **more.get("evaluate", {})},
-        "kubeflow": {"image": IMAGE, "pipeline_root": BUCKET, **more.get("kubeflow", {})},
+        "kubeflow": {"image": IMAGE, "pipeline_root": BUCKET, "work_dir": f"{root}/work", **more.get("kubeflow", {})},
     }
 
 
@@ -77,13 +79,19 @@ def ingested(workplace, photos) -> Path:
 def compiled(workplace, photos, ingested) -> Path:
     """Directory of the compiled files; they were written without a connection."""
     root, model = workplace / "work", str(workplace / "model")
-    gpu = {"gpus": 1, "gpu_type": "nvidia.com/gpu", "cpus": 4, "memory_gb": 16}
+    once = {"retries": 0}
+    gpu = {**once, "gpus": 1, "gpu_type": "nvidia.com/gpu", "cpus": 4, "memory_gb": 16}
+    shutil.copytree(ingested, workplace / "adopted")
+    adopted = {**settings(root, photos, kubeflow=once), "dataset": str(workplace / "adopted")}
+    del adopted["ingest"]
     wanted = {
+        "adopted.yaml": adopted,
+        "longer.yaml": settings(root, photos, train={"epochs": 30, "checkpoint_steps": 1}, kubeflow=once),
         "plain.yaml": settings(root, photos, kubeflow={"baseline_dataset": str(ingested), "display_name": "Photos"}),
         "plain.json": settings(root, photos, kubeflow={"baseline_dataset": str(ingested), "display_name": "Photos"}),
         "strict.yaml": settings(root, photos, gate={"min_images_per_class": 1000}, kubeflow=gpu),
         "before.yaml": settings(root, photos, evaluate={"max_drop": 1.0}, kubeflow={"baseline_model": model}),
-        "bucket.yaml": {**settings(root, photos, kubeflow={"pipeline_root": ""}), "root": BUCKET},
+        "bucket.yaml": {**settings(root, photos, kubeflow={"pipeline_root": "", "work_dir": ""}), "root": BUCKET},
         "schema.yaml": settings(root, photos, schema=str(workplace / "schema.pbtxt")),
     }
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -185,8 +193,7 @@ def test_a_root_in_a_bucket_holds_artifacts_and_served_models(compiled):
 
 
 def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
-    files = ("plain.yaml", "plain.json", "strict.yaml", "before.yaml", "bucket.yaml", "schema.yaml")
-    hints = dict(zip(files, json.loads((compiled / "hints.json").read_text(encoding="utf-8")), strict=True))
+    hints = {Path(name).name: hint for name, hint in json.loads((compiled / "hints.json").read_text()).items()}
 
     def vertex(name, title="photos"):
         return f'aiplatform.PipelineJob(display_name="{title}", template_path="{compiled / name}").submit()'
@@ -289,6 +296,96 @@ def test_the_evaluation_compares_with_the_model_that_was_named(ran, compiled, ex
     assert blessing["baseline_model_id"] != blessing["current_model_id"]
 
 
+def checkpoints(compiled: Path) -> list[Path]:
+    return sorted((compiled / "work" / "work").glob(".work-*/checkpoint-*/checkpoint.json"))
+
+
+def test_what_was_killed_continues_in_the_next_attempt_and_in_the_next_run(ran, compiled, executor):
+    """No command gets SIGTERM. A new attempt has the directories of the old one, a new run has others."""
+    from tests.orchestrators.ir_executor import TaskFailed, load
+
+    facts: list[tuple[Path, int]] = []
+
+    def examined() -> bool:
+        facts[:] = [(path, path.stat().st_mtime_ns) for path in (compiled / "work" / "work").rglob("facts-*.parquet")]
+        return bool(facts)
+
+    again = executor.run(load(compiled / "plain.yaml"), only={"ImageExampleGen"}, kill={"ImageExampleGen": examined})
+    assert len(again.logs["ImageExampleGen"]) == 2
+    assert facts, "it was killed after the images were examined"
+    digests = [one.metadata("ImageExampleGen", "examples")["dataset_digest"] for one in (ran, again)]
+    assert digests[0] == digests[1]
+
+    longer = load(compiled / "longer.yaml")
+    with pytest.raises(TaskFailed, match="Trainer ended with -9"):
+        executor.run(longer, only={"Trainer"}, earlier=ran, kill={"Trainer": lambda: bool(checkpoints(compiled))})
+    last = int(checkpoints(compiled)[-1].parent.name.removeprefix("checkpoint-"))
+    trained = executor.run(longer, only={"Trainer"}, earlier=ran)
+    [steps] = re.findall(r"continuing \S+ after (\d+) steps", trained.logs["Trainer"][0])
+    assert int(steps) == last
+    assert not checkpoints(compiled)
+
+
+def test_what_only_kubernetes_knows_is_a_second_document(compiled, tmp_path):
+    more = {"disk_gb": 50, "secrets": {"key": "/key"}, "secret_env": {"TOKEN": "hub/token"}, "service_account": "me"}
+    given = settings(compiled / "work", compiled / "photos", kubeflow=more)
+    hint = compile_pipeline(given, str(tmp_path / "p.yaml"))
+    assert "aiplatform" not in hint
+    assert f'("{tmp_path / "p.yaml"}", service_account="me")' in hint
+    pipeline, platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert executors.keys() == {
+        label for label, one in pipeline["deploymentSpec"]["executors"].items() if "container" in one
+    }
+    [disk] = executors["Trainer_executor"]["genericEphemeralVolume"]
+    assert (disk["size"], disk["mountPath"]) == ("50Gi", "/tmp")
+    assert executors["Trainer_executor"]["secretAsVolume"] == [{"secretName": "key", "mountPath": "/key"}]
+    [token] = executors["Trainer_executor"]["secretAsEnv"]
+    assert token == {"secretName": "hub", "keyToEnv": [{"secretKey": "token", "envVar": "TOKEN"}]}
+    with pytest.raises(OptionError, match="kubeflow.disk_gb is set, which Vertex AI does not have; leave it out"):
+        compile_pipeline(given, str(tmp_path / "p.json"))
+
+
+def test_containers_are_tried_again_importers_are_not(compiled):
+    from tests.orchestrators.ir_executor import load
+
+    def retried(name: str) -> set[str]:
+        tasks = load(compiled / name).root.dag.tasks
+        return {task for task, one in tasks.items() if one.retry_policy.max_retry_count == 2}
+
+    assert retried("plain.yaml") == COMPONENTS
+    assert retried("longer.yaml") == set()
+
+
+def test_a_training_writes_checkpoints_within_its_epochs_unless_the_settings_differ(compiled):
+    found = [
+        set(re.findall(r'"checkpoint_steps": (\d+)', (compiled / name).read_text()))
+        for name in ("plain.yaml", "longer.yaml")
+    ]
+    assert found == [{"500"}, {"1"}]
+
+
+ADOPTED_DATA = ("AdoptedDataset", "StatisticsGen", "InferredSchema", "ExampleValidator", "DatasetGate")
+
+
+def test_an_adopted_dataset_is_imported_and_another_one_in_its_place_is_noticed(compiled, executor, photos):
+    from tests.orchestrators.ir_executor import TaskFailed, load
+
+    spec = load(compiled / "adopted.yaml")
+    adopted = executor.run(spec, only=ADOPTED_DATA)
+    place = adopted.uri("AdoptedDataset", "examples")
+    assert place == str(compiled / "adopted")
+    digest = manifest.load(place).digest
+    examples, verdict = adopted.metadata("AdoptedDataset", "examples"), adopted.metadata("DatasetGate", "verdict")
+    assert examples["dataset_digest"] == verdict["dataset_digest"] == digest
+    splits = ",".join(f"{name}={share}" for name, share in SPLITS.items())
+    again = feedline("ingest", photos, "--out", place, "--splits", splits, "--shards", 3, "--overwrite")
+    assert again.returncode == 0, again.stderr
+    with pytest.raises(TaskFailed, match="DatasetGate ended with 3:") as failed:
+        executor.run(spec, only={"DatasetGate"}, earlier=adopted)
+    assert f"another dataset was published in {place} since" in str(failed.value)
+
+
 def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_none():
     def invocation(kind: dict) -> str:
         artifact = {"name": "7", "uri": "gs://bucket/examples", **kind}
@@ -314,6 +411,18 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
         ({"kubeflow": {"gpus": 1}}, "p.yaml", "kubeflow.gpus is 1 and kubeflow.gpu_type is ''; give both or neither"),
         ({"kubeflow": {"pipeline_root": "/mnt"}}, "p.yaml", "kubeflow.pipeline_root is '/mnt'; "),
         ({"kubeflow": {"pipeline_root": ""}}, "p.yaml", "root is '/work'; containers of TFX share artifacts through a"),
+        (
+            {"kubeflow": {"step_cpus": {"Traner": 1}}},
+            "p.yaml",
+            "there is no component 'kubeflow.step_cpus.Traner'; did",
+        ),
+        (
+            {"kubeflow": {"gpus": 1, "step_gpus": {"Trainer": 2}, "gpu_type": "x"}},
+            "p.yaml",
+            "kubeflow.gpus and kubeflow.step_gpus.Trainer are both set",
+        ),
+        ({"kubeflow": {"secrets": {"key": "key"}}}, "p.yaml", "kubeflow.secrets.key is 'key'; name a directory"),
+        ({"kubeflow": {"secret_env": {"A": "b"}}}, "p.yaml", "kubeflow.secret_env.A is 'b'; it must be SECRET/KEY"),
         ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it must have 1 to 128 characters"),
         ({}, "pipeline.txt", "--out pipeline.txt must end in .yaml"),
         (

@@ -14,6 +14,7 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
+import yaml
 
 from beam_jobs.runners import flink_job_server
 from pipeline.cli.ingest import parse_engine
@@ -74,6 +75,26 @@ def of_gate(job: Mapping[str, Any]) -> float | None:
     executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
     found = executors["DatasetGate_executor"]["container"].get("resources", {})
     return found.get("accelerator")
+
+
+def of_platform(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What only Kubernetes knows of the container of the Trainer."""
+    deployment = job["platform"].get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
+    return dict(deployment.get("executors", {}).get("Trainer_executor", {}))
+
+
+def retries(job: Mapping[str, Any]) -> int:
+    return int(job["pipelineSpec"]["root"]["dag"]["tasks"]["Trainer"]["retryPolicy"]["maxRetryCount"])
+
+
+def work_dirs(job: Mapping[str, Any]) -> set[str]:
+    """The directories of unfinished work, of the ingest and of the training."""
+    tasks = job["pipelineSpec"]["root"]["dag"]["tasks"]
+
+    def value(task: str, name: str) -> str:
+        return str(tasks[task]["inputs"]["parameters"][name]["runtimeValue"]["constant"])
+
+    return {value("ImageExampleGen", "work_dir"), json.loads(value("Trainer", "custom_config"))["work_dir"]}
 
 
 def imported(job: Mapping[str, Any]) -> list[str]:
@@ -204,6 +225,26 @@ ROWS = [
         first=("nvidia.com/gpu",),
         given={"kubeflow.gpus": 1},
     ),
+    row("kubeflow.step_cpus", {"Trainer": 8.0}, lambda job: of_trainer(job, "cpuLimit"), (None, 8.0)),
+    row("kubeflow.step_memory_gb", {"Trainer": 64.0}, lambda job: of_trainer(job, "memoryLimit"), (None, 64.0)),
+    row(
+        "kubeflow.step_gpus",
+        {"DatasetGate": 1},
+        lambda job: of_gate(job) is not None,
+        (False, True),
+        given={**GPU, "kubeflow.gpus": 1},
+    ),
+    row("kubeflow.disk_gb", 50, lambda job: "genericEphemeralVolume" in of_platform(job), (False, True)),
+    row("kubeflow.retries", 5, retries, (2, 5)),
+    row(
+        "kubeflow.work_dir",
+        "gs://bucket/unfinished",
+        work_dirs,
+        ({"gs://bucket/work/work"}, {"gs://bucket/unfinished"}),
+    ),
+    row("kubeflow.service_account", "me", lambda job: "service_account" in job["hint"], (False, True)),
+    row("kubeflow.secrets", {"key": "/key"}, lambda job: "secretAsVolume" in of_platform(job), (False, True)),
+    row("kubeflow.secret_env", {"TOKEN": "hub/token"}, lambda job: "secretAsEnv" in of_platform(job), (False, True)),
     row("airflow.schedule", "@daily", lambda dag: dag["schedule"], (None, "@daily")),
     row("airflow.retries", 5, lambda dag: dag["retries"], (2, 5)),
     row("airflow.retry_delay_s", 9.0, lambda dag: dag["retry_delay_s"], (60.0, 9.0)),
@@ -331,8 +372,12 @@ def run_kubeflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[
     """Returns the compiled file."""
     kubeflow = {"image": IMAGE, **section(settings, "kubeflow", workplace)}
     given = {"root": "gs://bucket/work", "ingest": {"source": "gs://bucket/photos"}, "kubeflow": kubeflow}
+    hint = run_kubeflow.compile(given, str(workplace / "job.yaml"))
+    platform = [*yaml.safe_load_all((workplace / "job.yaml").read_text()), {}][1]
+    for name in ("disk_gb", "secrets", "secret_env"):  # Vertex AI has none, so the other format refuses them
+        kubeflow.pop(name, None)
     run_kubeflow.compile(given, str(workplace / "job.json"))
-    return dict(json.loads((workplace / "job.json").read_text()))
+    return {**json.loads((workplace / "job.json").read_text()), "platform": platform, "hint": hint}
 
 
 def run_airflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.run_fn import HISTORY_NAME, channel_statistics, run_fn
 from trainer.serving.predict import ServingSpec
-from trainer.training.checkpoint import DIVERGED_NAME
+from trainer.training.checkpoint import DIVERGED_NAME, Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +161,9 @@ def test_a_training_that_was_stopped_goes_on_from_the_work_dir(trained, transfor
     first = history_of(tmp_path / "1" / "log")["history"]
     again = fn_args_of(trained.dataset, transform_output, tmp_path / "3", config)
     again.custom_config["work_dir"] = str(tmp_path / "work")
+    [work] = (tmp_path / "work").glob(".work-*")
+    with Checkpoints(str(work)).exclusive(), pytest.raises(OptionError, match="is in use by another training: process"):
+        run_fn(again)
     run_fn(again)
     assert history_of(tmp_path / "3" / "log")["history"] == first  # seconds and all: nothing was trained again
     assert (tmp_path / "3" / "model" / "saved_model.pb").is_file()

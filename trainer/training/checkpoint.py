@@ -18,8 +18,9 @@ import io
 import json
 import logging
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from beam_jobs.storage import disk
+from beam_jobs.storage import disk, lock
 from trainer.input.position import Position
 
 if TYPE_CHECKING:
@@ -143,6 +144,24 @@ class Checkpoints:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Locks the checkpoints against other trainings for the duration of the block.
+
+        Raises:
+          OptionError: another training writes them.
+        """
+        path = f"{self.directory}-lock"
+        storage.make_dirs(os.path.dirname(path))
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(lock.locked(path))
+            except lock.Locked as error:
+                raise OptionError(
+                    f"{self.directory} is in use by another training: {error}; wait for its end"
+                ) from None
+            yield
 
     def check_room(self, size: int, count: int) -> None:
         """Checks that the disk has room for the retained checkpoints and for one more during its writing.

@@ -35,11 +35,13 @@ def path(request, tmp_path, monkeypatch) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def owned_elsewhere(path: str) -> Iterator[int]:
-    """Has another process own a lock; yields its number, and kills it."""
+def owned_elsewhere(path: str, machine: str = "") -> Iterator[int]:
+    """Has another process own a lock, on another machine where one is named; yields its number, and kills it."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        if machine:
+            lock.system.identity = lambda: machine
         with locked(path):
             os.write(writing, b".")
             signal.pause()
@@ -150,6 +152,42 @@ def test_what_cannot_be_known_to_have_ended_is_named_with_the_object_to_delete(p
     with pytest.raises(Locked, match=f"^{named}; if that process has ended, delete {path}$"), locked(path):
         pass
     assert storage.exists(path)
+
+
+@pytest.fixture
+def short_lease(monkeypatch):
+    monkeypatch.setattr(lock, "LEASE_S", 1.0)
+    monkeypatch.setattr(lock, "_RENEW_S", 0.1)
+
+
+@pytest.mark.parametrize("path", ["objects"], indirect=True)
+def test_the_lock_of_another_machine_is_taken_over_when_its_lease_is_not_renewed(path, tmp_path, short_lease):
+    lines: list[str] = []
+    with owned_elsewhere(path, machine="far") as process:
+        with pytest.raises(Locked, match=f"^process {process} on host [^;]*$"), locked(path, lines.append):
+            pass
+        os.kill(process, signal.SIGSTOP)
+        with locked(path):
+            assert len(os.listdir(tmp_path)) == 2, "the lock and the lease of its new owner alone"
+    assert len(lines) == 1
+    assert f"to see whether process {process} on host" in lines[0]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", ["gs"], indirect=True)
+def test_an_owner_that_stood_still_learns_that_another_one_has_its_lock(path, short_lease, monkeypatch):
+    with locked(path) as check:
+        check()
+        content = storage.read_bytes(path)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(lock.system, "identity", lambda: "far")
+            elsewhere.setattr(lock, "_read_lease", lambda _: b"")  # as if this process were stopped
+            with locked(path), pytest.raises(Locked, match=f"^process {os.getpid()} on host "):
+                check()
+        with pytest.raises(Locked, match="another process, which removed the lock"):
+            check()
+        assert storage.create_exclusive(path, content)
+        check()
 
 
 @pytest.mark.parametrize("path", ["s3"], indirect=True)

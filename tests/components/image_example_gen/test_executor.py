@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -11,9 +12,9 @@ from tfx.types import artifact_utils, standard_artifacts
 
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
-from beam_jobs.errors import SourceChanged, TooManyRejects
+from beam_jobs.errors import OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
-from beam_jobs.stages import resume
+from beam_jobs.stages import resume, work_dir
 from components.image_example_gen.component import Executor
 from tests.components.conftest import BEAM_ARGS
 
@@ -83,6 +84,20 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
     assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)
     assert not list((tmp_path / "attempts").glob(".work-*"))
+
+
+def test_runs_that_share_a_work_directory_wait_for_each_other(photos, tmp_path):
+    """Those of a service, of which each writes into a directory of its own."""
+    shared = tmp_path / "shared"
+    options = IngestOptions(source=str(photos), out="", splits={"train": 0.7, "eval": 0.3}, shards=2)
+    given = {"options": json.dumps(options.to_json()), "input_fingerprint": "f00", "work_dir": str(shared)}
+    other = shared / ".work-other"
+    other.mkdir(parents=True)
+    work = shared / f".work-{dataclasses.replace(options, out=f'{tmp_path}/1/examples').digest()[:16]}-f00"
+    with work_dir.exclusive(str(work)), pytest.raises(OptionError, match=f"^{work} is in use by another ingest"):
+        execute(tmp_path / "1", **given)
+    execute(tmp_path / "2", **given)
+    assert [path.name for path in shared.iterdir()] == [other.name], "another ingest may be at work there"
 
 
 def test_where_no_driver_runs_the_executor_finds_the_span(photos, tmp_path):
