@@ -28,7 +28,16 @@ from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import NO_IMAGES, ExistingImages, Plan, make_plan
 from beam_jobs.rejects import Reject
-from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
+from beam_jobs.runners.beam_job import (
+    JobFile,
+    Leave,
+    MakePipeline,
+    Watch,
+    always_cancel,
+    local_pipeline,
+    no_watch,
+    run_job,
+)
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -69,6 +78,7 @@ def run(
     report: Report | None = None,
     work: str = "",
     watch: Watch = no_watch,
+    leave: Leave = always_cancel,
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
@@ -87,6 +97,8 @@ def run(
       report: takes one line of text for each finished stage.
       work: directory of the files between the stages, on the filesystem of `out`; `OUT/_work` when empty.
       watch: shows the progress of the two jobs.
+      leave: takes a text that names a job on a service after Ctrl-C; returns whether the job is left running there. The
+        next run with the same options follows it.
 
     Returns:
       manifest of the published dataset.
@@ -104,7 +116,8 @@ def run(
     def build(out: str) -> Manifest:
         work_path = work or storage.join(out, work_dir.DIRECTORY)
         build_options = dataclasses.replace(options, out=out)
-        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock).run()
+        file = JobFile(path=storage.join(work_path, work_dir.JOB_NAME), command=options.digest(), leave=leave)
+        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock, file).run()
 
     _check_before_writing(options)
     # A work directory of its own is shared by the runs of a pipeline, of which each writes another output.
@@ -149,9 +162,11 @@ class _Ingest:
     watch: Watch
     existing: ExistingDataset | None
     check_lock: Callable[[], None]
+    job_file: JobFile
 
     def run(self) -> Manifest:
         work_dir.check_out(self.options)
+        self.job_file.follow(self.make_pipeline, self.watch, self.report)
         try:
             return self._run()
         except Exception:
@@ -315,7 +330,7 @@ class _Ingest:
                 total = _total(bucket.path for bucket in buckets)
             pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
             transform = ExamineBuckets(self._write_units(buckets), pass_task, buckets)
-            run_job("examining", total, transform, self.make_pipeline, self._watch)
+            run_job("examining", total, transform, self.make_pipeline, self._watch, self.job_file)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
             faults = resume.read_fault_notes(fault_dir)
@@ -382,7 +397,7 @@ class _Ingest:
             remove_failure_notes(self.work)
             total = sum(shard.rows.images for shard in shards)
             transform = WriteShards(self._write_units(shards), task, shards)
-            run_job("writing", Progress(total), transform, self.make_pipeline, self._watch)
+            run_job("writing", Progress(total), transform, self.make_pipeline, self._watch, self.job_file)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
             failed = {failure.unit: failure.passing for failure in read_failures(self.work)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
 
 ENGINES = ("local", "flink", "dataflow")
-INGEST_JOBS = ("examine", "write")
 
 
 class Engine(Protocol):
@@ -34,11 +33,8 @@ class Engine(Protocol):
 
     name: ClassVar[str]
 
-    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> AbstractContextManager[MakePipeline]:
+    def open(self) -> AbstractContextManager[MakePipeline]:
         """Starts the engine, and releases its resources on exit.
-
-        Args:
-          jobs: names of the jobs, in their order, for a service that shows names.
 
         Returns:
           context manager of a function that creates the pipelines, for `ingest.run(make_pipeline=...)`.
@@ -55,7 +51,7 @@ class LocalEngine(settings.Options):
     name: ClassVar[str] = "local"
 
     @contextlib.contextmanager
-    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> Iterator[MakePipeline]:
+    def open(self) -> Iterator[MakePipeline]:
         """See `Engine`."""
         from beam_jobs.runners.beam_job import local_pipeline
 

@@ -1,8 +1,13 @@
-"""Running one Beam job with a display of its progress; its errors become one line."""
+"""Running one Beam job with a display of its progress; its errors become one line.
+
+A job on a service outlives its command when the user leaves it after Ctrl-C, or the command is killed. Its address is
+in a file of the work directory, so that the same command follows it instead of starting a second one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import shutil
@@ -10,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -20,7 +26,7 @@ from apache_beam.runners.runner import PipelineState
 from beam_jobs import storage
 from beam_jobs.common import system
 from beam_jobs.common.system import Progress
-from beam_jobs.errors import FeedlineError, chain
+from beam_jobs.errors import FeedlineError, OptionError, chain
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
 _STEP_SUFFIX = re.compile(r" ?\[while running '[^']*'\]")  # Beam appends it to the text of every error
@@ -30,23 +36,28 @@ _CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeErro
 
 _POLL_S = 2.0
 _RETRY_S = 60.0
+_MAX_ADDRESS_BYTES = 1 << 16
 _LOGGER = logging.getLogger(__name__)
 _NOT_CANCELLED = "the job could not be cancelled and may still run; cancel it in Flink or Dataflow"
 
 
-class SizedPipeline(beam.Pipeline):
-    """A pipeline that needs to know the number of units of its work before it runs.
+class StagePipeline(beam.Pipeline):
+    """A pipeline that needs to know its work before it runs.
 
     Attributes:
+      stage: name of the work, as in `run_job`.
       units: number of units that can be processed at a time; 0 if it is not known.
     """
 
+    stage: str = ""
     units: int = 0
 
 
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
+# Takes a text that names a job which was interrupted on a service; returns whether the job is left running.
+Leave = Callable[[str], bool]
 
 
 class NoAnswer(Exception):
@@ -66,13 +77,77 @@ def no_watch(*_: object) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
+def always_cancel(_: str) -> bool:
+    """A `Leave` that leaves no job."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """The file that contains the address of the job of an ingest while it runs on a service.
+
+    The result of the job, an object of the engine, has its address and a text for users as `address` and `text`; a
+    result without them ends with its command. The function that makes the pipelines has the name of its engine and a
+    function from an address to the result of that job as `engine` and `attach`; the function returns None for a job
+    that has ended.
+
+    Attributes:
+      path: path of the file.
+      command: digest of what the ingest does; only an equal one follows the job.
+      leave: decides after Ctrl-C.
+    """
+
+    path: str
+    command: str = ""
+    leave: Leave = always_cancel
+
+    def write(self, stage: str, total: Progress, result: Any) -> None:
+        """Stores the address of a job that began."""
+        values = {"command": self.command, "stage": stage, "images": total.images, "bytes": total.bytes}
+        values |= {"address": result.address, "text": result.text}
+        storage.write_bytes(self.path, json.dumps(values).encode(), durable=False)
+
+    def remove(self) -> None:
+        """Removes the address of a job that has ended."""
+        storage.remove(self.path)
+
+    def follow(self, make_pipeline: MakePipeline, watch: Watch, report: Callable[[str], object]) -> None:
+        """Waits for the end of a job that an earlier command left running; returns at once if there is none.
+
+        Raises:
+          OptionError: the job runs, and another command began it, or it runs on another engine.
+          FeedlineError: the job failed.
+        """
+        try:
+            values = json.loads(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))
+            stage, text, address = str(values["stage"]), str(values["text"]), dict(values["address"])
+            total = Progress(int(values["images"]), int(values["bytes"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return  # no job, or a file that a killed command did not finish
+        remedy = f"wait for its end or cancel it, then remove {self.path}"
+        engine = getattr(make_pipeline, "engine", "")
+        if address.get("engine") != engine:
+            raise OptionError(f"{text} of an earlier command may still run; use its runner again, or {remedy}")
+        result = make_pipeline.attach(address)  # type: ignore[attr-defined]
+        if result is None:
+            self.remove()
+            return
+        if values.get("command") != self.command:
+            raise OptionError(f"{text} runs for an ingest with other options; repeat that command, or {remedy}")
+        report(f"following {text}")
+        system.local_progress.reset()
+        job = _Job(None, self)
+        with _explain_errors(stage, job, resumable=True), watch(stage, total, job.done):
+            job.follow(result)
+
+
 def run_job(
     stage: str,
     total: Progress,
     transform: beam.PTransform,
     make_pipeline: MakePipeline,
     watch: Watch,
-    resumable: bool = True,
+    file: JobFile | None = None,
 ) -> None:
     """Runs a pipeline of one transform to its end.
 
@@ -83,22 +158,26 @@ def run_job(
         finished work from files of the workers, and its optional `unit_count` is the number of its units.
       make_pipeline: creates the pipeline.
       watch: shows the progress.
-      resumable: whether another run continues after the finished work.
+      file: file with the address of the job; None for a job that ends with its command, after which another run begins
+        again.
 
     Raises:
       FeedlineError: the runner failed; the error of the runner is the cause.
     """
     system.local_progress.reset()
-    job = _Job(transform)
+    job = _Job(transform, file)
     with (
-        _explain_errors(stage, job, resumable),
+        _explain_errors(stage, job, resumable=file is not None),
         watch(stage, total, job.done),
         _without_leftovers(make_pipeline()) as pipeline,
     ):
-        if isinstance(pipeline, SizedPipeline):
-            pipeline.units = getattr(transform, "unit_count", 0)
+        if isinstance(pipeline, StagePipeline):
+            pipeline.stage, pipeline.units = stage, getattr(transform, "unit_count", 0)
         pipeline | transform.label >> transform
-        job.follow(pipeline.run())
+        result = pipeline.run()
+        if file and hasattr(result, "address"):
+            file.write(stage, total, result)
+        job.follow(result)
 
 
 @contextlib.contextmanager
@@ -145,22 +224,32 @@ class Tally:
 
 
 class _Job:
-    def __init__(self, transform: beam.PTransform) -> None:
-        self._tally: Callable[[], Progress] | None = transform.tally() if hasattr(transform, "tally") else None
+    def __init__(self, transform: beam.PTransform | None, file: JobFile | None) -> None:
+        tally = getattr(transform, "tally", None)
+        self._tally: Callable[[], Progress] | None = tally() if tally else None
+        self._file = file
         self._result: Any = None
-        self.error_suffix = ""  # follows the text of an error
+        self.remark = ""  # what still runs after an error
 
     def follow(self, result: Any) -> None:
-        """Waits for a running job, the source of `done` from now on; cancels it after Ctrl-C or an error."""
+        """Waits for a running job, the source of `done` from now on; cancels it after an error, or leaves it."""
         self._result = result
+        file = self._file if hasattr(result, "address") else None
         try:
             state = _wait_until_finish(result)
-        except BaseException:
-            self.error_suffix = f"; {_NOT_CANCELLED}"  # stays when a second Ctrl-C interrupts `cancel`
+        except BaseException as error:
+            if file and isinstance(error, KeyboardInterrupt) and file.leave(result.text):
+                self.remark = f"{result.text} continues, and the same command follows it"
+                raise
+            self.remark = _NOT_CANCELLED  # stays when a second Ctrl-C interrupts `cancel`
             with contextlib.suppress(Exception):
                 result.cancel()
-                self.error_suffix = ""
+                self.remark = ""
+                if file:
+                    file.remove()
             raise
+        if file:
+            file.remove()
         if state not in (None, PipelineState.DONE):
             raise RuntimeError(f"the job ended as {state}")
 
@@ -188,7 +277,9 @@ def _wait_until_finish(result: Any) -> Any:
         try:
             return result.wait_until_finish()
         except NoAnswer as error:
-            _LOGGER.warning("%s; the job continues, the next request is in %.0f s; Ctrl-C cancels it", error, _RETRY_S)
+            _LOGGER.warning(
+                "%s; the job continues, the next request is in %.0f s; Ctrl-C ends this command", error, _RETRY_S
+            )
         time.sleep(_RETRY_S)
 
 
@@ -204,16 +295,16 @@ def _explain_errors(stage: str, job: _Job, resumable: bool) -> Iterator[None]:
     try:
         yield
     except FeedlineError as error:
-        error.args = (f"{_STEP_SUFFIX.sub('', str(error))}{job.error_suffix}",)
+        error.args = (f"{_STEP_SUFFIX.sub('', str(error))}{'; ' * bool(job.remark)}{job.remark}",)
         raise
     except KeyboardInterrupt as error:
-        if job.error_suffix:
-            error.args = (_NOT_CANCELLED,)
+        if job.remark:
+            error.args = (job.remark,)
         raise
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        cause, suffix = _last_line(error), job.error_suffix
+        cause, suffix = _last_line(error), f"; {job.remark}" if job.remark else ""
         if resumable:
             message = f"{stage} failed: {cause}; what was finished is kept, run the same command again{suffix}"
         else:

@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ from beam_jobs.common import settings
 from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Positive
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
-from beam_jobs.runners import INGEST_JOBS, cost_estimate
+from beam_jobs.runners import cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ class Options(settings.Options):
         return [f"--{key}={value}" for key, value in values.items() if value] + labels + switches + list(self.beam_args)
 
     @contextlib.contextmanager
-    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> Iterator[MakePipeline]:
+    def open(self) -> Iterator[MakePipeline]:
         """See `Engine`. It checks that there are credentials, and sends no request to the service."""
         try:
             from beam_jobs.runners import dataflow_jobs
@@ -367,9 +367,7 @@ class Options(settings.Options):
         if "--no_auth" not in self.beam_args:
             dataflow_jobs.check_credentials()
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:
-            arguments = self.arguments(directory)
-            names = [f"--job_name={self.job_name}-{job}" for job in jobs]
-            yield dataflow_jobs.pipelines(arguments, names, self.pool.workers)
+            yield dataflow_jobs.Pipelines(self.arguments(directory), self.job_name, self.pool.workers)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:
         """Estimates machines, time, vCPU hours and requests of some work, and the cost if a price is set."""

@@ -11,7 +11,8 @@ import bz2
 import contextlib
 import logging
 import pickletools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import apache_beam as beam
@@ -19,12 +20,13 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, WorkerOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.portability.python_urns import PICKLED_DOFN_INFO
-from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
+from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
+from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.transforms.environments import DockerEnvironment
 
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.runners.beam_job import MakePipeline, NoAnswer, SizedPipeline
+from beam_jobs.runners.beam_job import NoAnswer, StagePipeline
 from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
@@ -99,41 +101,71 @@ def check_credentials() -> None:
         raise OptionError(reason)
 
 
-def pipelines(arguments: Sequence[str], names: Sequence[str], workers: Callable[[int], int]) -> MakePipeline:
-    """Returns a function that creates the pipelines of an ingest, one per call.
+class Pipelines:
+    """Creates the pipelines of an ingest, one per call; see `beam_job.JobFile` for `engine` and `attach`.
 
     Args:
       arguments: arguments of Beam for every job.
-      names: `--job_name` argument of each job, in order.
+      name: the jobs are called NAME-examine, NAME-write and NAME-verify.
       workers: units of work -> workers to begin with, unless the arguments name a number.
     """
-    # The store of the source is used before there is a pipeline, and should get the same options.
-    FileSystems.set_options(PipelineOptions(list(arguments)))
-    remaining = iter(names)
 
-    def make() -> beam.Pipeline:
-        pipeline = _Pipeline(options=PipelineOptions([*arguments, next(remaining)]))
-        pipeline.workers = workers
+    engine = "dataflow"
+
+    def __init__(self, arguments: Sequence[str], name: str, workers: Callable[[int], int]) -> None:
+        # The store of the source is used before there is a pipeline, and should get the same options.
+        FileSystems.set_options(PipelineOptions(list(arguments)))
+        self._arguments = arguments
+        self._name = name
+        self._workers = workers
+
+    def __call__(self) -> beam.Pipeline:
+        """Returns a new pipeline."""
+        pipeline = _Pipeline(options=PipelineOptions(list(self._arguments)))
+        pipeline.name, pipeline.workers = self._name, self._workers
         return pipeline
 
-    return make
+    def attach(self, address: Mapping[str, Any]) -> _Job | None:
+        """Returns a job that an earlier command left running; None if it has ended or is unknown.
+
+        Raises:
+          FeedlineError: the service refused, or gave no answer.
+        """
+        options = PipelineOptions(list(self._arguments))
+        cloud = options.view_as(GoogleCloudOptions)
+        cloud.project, cloud.region = str(address["project"]), str(address["region"])
+        runner = DataflowRunner()
+        try:
+            runner.dataflow_client = apiclient.DataflowApplicationClient(options)
+            result = DataflowPipelineResult(runner.dataflow_client.get_job(str(address["id"])), runner, options)
+        except Exception as error:
+            if (stack.dataflow_refusal(error) or (0,))[0] == HTTPStatus.NOT_FOUND:
+                return None
+            raise FeedlineError(f"Dataflow gives no answer about the job {address['id']}: {_message(error)}") from error
+        return None if result.is_in_terminal_state() else _Job(result, runner, cloud)
 
 
-class _Pipeline(SizedPipeline):
+_JOB_NAMES = {"examining": "examine", "writing": "write", "verifying": "verify"}
+
+
+class _Pipeline(StagePipeline):
     """A pipeline whose graph is checked before it is sent."""
 
+    name: str
     workers: Callable[[int], int]
 
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
-        self.choose_workers()
+        self.configure()
         # The check needs no real container image; with it, Beam would pack the code once more.
         environment = DockerEnvironment.from_container_image("unused")
         check_graph(self.to_runner_api(default_environment=environment))
         with _explain_errors(), _without_logs():
             return _Job(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
 
-    def choose_workers(self) -> None:
-        """Sets the number of workers at the start: the input is a list, from whose bytes the service would take one."""
+    def configure(self) -> None:
+        """Names the job, and sets its workers at the start: the service would begin with one for a short list."""
+        suffix = f"-{_JOB_NAMES[self.stage]}" if self.stage else ""  # without: the job that runs the command itself
+        self.options.view_as(GoogleCloudOptions).job_name = f"{self.name}{suffix}"
         options = self.options.view_as(WorkerOptions)
         if self.units and not options.num_workers:
             options.num_workers = self.workers(self.units)
@@ -146,6 +178,18 @@ class _Job:
         self._result = result
         self._runner = runner
         self._options = options
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What `Pipelines.attach` finds the job by."""
+        options = self._options
+        place = {"project": str(options.project), "region": str(options.region)}
+        return {"engine": Pipelines.engine, **place, "id": str(self._result.job_id())}
+
+    @property
+    def text(self) -> str:
+        """The job in a message."""
+        return f"the job on Dataflow at {self._url()}"
 
     def wait_until_finish(self) -> Any:
         """Waits for the end of the job, and returns its state.

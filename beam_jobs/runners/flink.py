@@ -14,7 +14,7 @@ import shutil
 import sys
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -24,7 +24,7 @@ from beam_jobs.common import settings
 from beam_jobs.common.settings import STRICT, Count, OneOf
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from beam_jobs.runners import INGEST_JOBS, cost_estimate
+from beam_jobs.runners import cost_estimate
 from beam_jobs.runners.cost_estimate import ResourceEstimate, Work
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Options(settings.Options):
         return cluster_slots(self.flink_master, self.flink_version, self.parallelism)
 
     @contextlib.contextmanager
-    def open(self, jobs: Sequence[str] = INGEST_JOBS) -> Iterator[MakePipeline]:
+    def open(self) -> Iterator[MakePipeline]:
         """See `Engine`."""
         from beam_jobs.runners import flink_job_server, flink_jobs
         from beam_jobs.runners.flink_child import Leftovers
@@ -217,7 +217,7 @@ class Options(settings.Options):
             leftovers = Leftovers(url, job, "" if self.log_dir else log_dir)
             with flink_job_server.running_server(command, log_dir, leftovers) as endpoint:
                 arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={endpoint}"]
-                yield lambda: flink_jobs.pipeline(arguments, self.retries, job, url)
+                yield flink_jobs.Pipelines(arguments, self.retries, job, url)
 
     def check(self, ingest: IngestOptions) -> None:
         """Checks the requirements of `open`, without starting or fetching a program.

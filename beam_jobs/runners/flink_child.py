@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _POLL_S = 1.0
 _STOP_S = 20.0
@@ -65,22 +65,29 @@ def main(parent: int, leftovers: Leftovers, command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def cancel(url: str, job: str) -> None:
-    """Cancels the running jobs of a name on a cluster.
+NO_ANSWER = (OSError, ValueError, KeyError, TypeError, http.client.HTTPException)  # errors of `jobs` and `cancel`
+
+
+def jobs(url: str, name: str) -> list[dict[str, Any]]:
+    """Returns the jobs of a name on a cluster, those that have ended included.
 
     Args:
       url: URL of its REST endpoint.
-      job: name of the jobs.
+      name: name of the jobs.
 
     Raises:
-      OSError, ValueError, HTTPException: the cluster does not answer.
+      NO_ANSWER: the cluster does not answer as one.
     """
-    jobs = f"{url.rstrip('/')}/jobs"
-    with urllib.request.urlopen(f"{jobs}/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the user's cluster
-        entries = json.load(answer)["jobs"]
-    for entry in entries:
-        if entry["name"] == job and entry["end-time"] < 0:
-            request = urllib.request.Request(f"{jobs}/{entry['jid']}?mode=cancel", method="PATCH")  # noqa: S310
+    with urllib.request.urlopen(f"{url.rstrip('/')}/jobs/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the user's cluster
+        return [entry for entry in json.load(answer)["jobs"] if entry["name"] == name]
+
+
+def cancel(url: str, name: str) -> None:
+    """Cancels the running jobs of a name on a cluster; arguments and errors are those of `jobs`."""
+    for entry in jobs(url, name):
+        if entry["end-time"] < 0:
+            address = f"{url.rstrip('/')}/jobs/{entry['jid']}?mode=cancel"
+            request = urllib.request.Request(address, method="PATCH")  # noqa: S310
             urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()  # noqa: S310
 
 

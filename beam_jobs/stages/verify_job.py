@@ -40,7 +40,7 @@ def verify_on_runner(
     def check(dataset: Manifest, units: Sequence[Unit]) -> Iterator[UnitReport]:
         transform = VerifyUnits(directory=directory, work=work, digest=dataset.digest, threads=threads, units=units)
         total = Progress(sum(info.records for info in dataset.splits.values()))
-        run_job("verifying", total, transform, make_pipeline, watch, resumable=False)
+        run_job("verifying", total, transform, make_pipeline, watch)
         yield from map_ordered(partial(_read_report, work), units, resume.seal_threads(work))
 
     # Workers have other current directories.

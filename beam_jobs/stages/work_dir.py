@@ -22,6 +22,7 @@ from beam_jobs.storage import disk, lock
 
 DIRECTORY = "_work"
 PROGRESS_NAME = "progress.json"  # see `progress_file`
+JOB_NAME = "job.json"  # see `beam_job.JobFile`
 _PROGRESS_S = 10.0
 _MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
 _LOCK_NAME = ".feedline-lock"  # see `exclusive`

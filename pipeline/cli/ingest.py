@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +20,7 @@ from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
 from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
 from pipeline.cli.run import option_names
+from pipeline.runs import signals
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 
 if TYPE_CHECKING:
@@ -146,13 +149,34 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     if isinstance(engine, ResourceEstimator):
         engine.check(options)
     with engine.open() as make_pipeline:
-        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress)
+        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress, leave=leave_job)
     if as_json:
         print_json(result.to_json())
         return
     path = out if is_remote(out) else os.path.abspath(out)
     rejects = [("rejects", join(path, manifest.REJECTS_NAME))] if result.counts.rejected else []
     click.echo(aligned([*dataset_lines(result), *rejects, ("dataset", path)]))
+
+
+_ASK_S = 10.0
+
+
+def leave_job(text: str) -> bool:
+    """Asks after Ctrl-C whether a job on a service is left running; a `beam_job.Leave`.
+
+    Without a terminal, and after SIGTERM, it is left. A second Ctrl-C cancels it.
+
+    Args:
+      text: names the job.
+    """
+    if signals.code() == signals.TERMINATED or not sys.stdin.isatty():
+        return True
+    say(f"{text} continues in {_ASK_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], _ASK_S)
+        return not (ready and sys.stdin.readline().strip().lower() == "c")
+    except KeyboardInterrupt:
+        return False
 
 
 def read_request(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from beam_jobs.dataset.verify import Verification
 
 _MAX_LINES = 20
-_JOBS = ("verify",)
 
 
 @click.command("verify", cls=Command)
@@ -117,5 +116,5 @@ def _verify_on_runner(dataset: str, engine: Engine, work: str, threads: int) -> 
             )
     from beam_jobs.stages.verify_job import verify_on_runner
 
-    with engine.open(_JOBS) as make_pipeline:
+    with engine.open() as make_pipeline:
         return verify_on_runner(dataset, make_pipeline, work, threads, watch_progress)

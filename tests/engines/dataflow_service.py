@@ -62,6 +62,9 @@ class Job:
         """Has it make no progress until it is stopped."""
         self._process.send_signal(signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         if self._process.poll() is None:
             self.stopped = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import signal
@@ -23,7 +24,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import transforms
+from beam_jobs.stages import resume, transforms
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.verify_job import verify_on_runner
@@ -128,7 +129,7 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         if name.endswith(".tfrecord")
     }
     assert written == shards_under(dataset)
-    with chosen.open(["verify"]) as make_pipeline:
+    with chosen.open() as make_pipeline:
         result = verify_on_runner(out, make_pipeline, f"{bucket.url}/reports")
     assert (result.records, result.problems) == (24, [])
     assert not list(storage.list_objects(f"{bucket.url}/reports"))
@@ -227,11 +228,8 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_stops_the_job_that_would_go_on_and_be_paid_for(photos, bucket, service):
-    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
-    service.freezes = True  # a job that ends by itself meanwhile would need no stop
-
+@contextlib.contextmanager
+def interrupted_at_the_first_request(service) -> Iterator[None]:
     def interrupt():
         deadline = time.monotonic() + 60
         while not service.jobs and time.monotonic() < deadline:
@@ -240,12 +238,76 @@ def test_an_interrupt_stops_the_job_that_would_go_on_and_be_paid_for(photos, buc
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does, it ends a sleep
 
     thread = threading.Thread(target=interrupt, daemon=True)
-    with engine(bucket, service).open() as make_pipeline:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            run(options(source, out), make_pipeline)
+    thread.start()
+    yield
     thread.join(60)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_stops_the_job_that_would_go_on_and_be_paid_for(photos, bucket, service):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    service.freezes = True  # a job that ends by itself meanwhile would need no stop
+    interrupted = interrupted_at_the_first_request(service)
+    with engine(bucket, service).open() as make_pipeline, interrupted, pytest.raises(KeyboardInterrupt):
+        run(options(source, out), make_pipeline)
     assert [job.state for job in service.jobs] == ["JOB_STATE_CANCELLED"]
+    assert not storage.exists(f"{out}/_work/job.json")
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_others(photos, dataset, bucket, service):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    service.freezes = True
+    asked: list[str] = []
+
+    def leave(text: str) -> bool:
+        asked.append(text)
+        return True
+
+    chosen = engine(bucket, service)
+    with (
+        chosen.open() as make_pipeline,
+        interrupted_at_the_first_request(service),
+        pytest.raises(KeyboardInterrupt, match="console.cloud.google.com.* continues, and the same command follows"),
+    ):
+        run(options(source, out), make_pipeline, leave=leave)
+    [job] = service.jobs
+    assert asked == [f"the job on Dataflow at https://console.cloud.google.com/dataflow/jobs/us-central1/{job.id}"]
+    assert job.state == "JOB_STATE_RUNNING"
+
+    others = pytest.raises(
+        OptionError, match=f"{job.id} runs for an ingest with other options; repeat that command, or"
+    )
+    with chosen.open() as make_pipeline, others:
+        run(options(source, out, seed=7), make_pipeline)
+    with pytest.raises(OptionError, match=f"{job.id} of an earlier command may still run; use its runner again, or"):
+        run(options(source, out))
+
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line.startswith("following"):
+            service.freezes = False
+            job.thaw()
+
+    with chosen.open() as make_pipeline:
+        run(options(source, out), make_pipeline, say)
+    assert lines[0] == f"following {asked[0]}"
+    names = [job.description["name"] for job in service.jobs]
+    assert names == ["feedline-examine", "feedline-examine", "feedline-write"]
+    assert all(job.state == "JOB_STATE_DONE" for job in service.jobs)
+    shards = [name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord")]
+    assert {name: storage.read_bytes(f"{out}/{name}") for name in shards} == shards_under(dataset)
+
+
+def test_what_no_worker_can_read_is_tried_in_two_more_jobs(photos, bucket, service, monkeypatch):
+    monkeypatch.setattr(resume, "WAITS_S", (0.0, 0.0))
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    bucket.tap.refuse = lambda asked: 403 if asked.method == "GET" and asked.range and "china" in asked.path else 0
+    with engine(bucket, service).open() as make_pipeline, pytest.raises(FeedlineError, match="could not be read"):
+        run(options(source, out), make_pipeline)
+    assert [job.description["name"] for job in service.jobs] == ["feedline-examine"] * 3
 
 
 def test_a_refusal_of_the_service_says_what_to_do(photos, bucket, service, capfd):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -181,14 +183,23 @@ def test_two_task_managers_make_the_bytes_of_the_in_process_runner(jar, standalo
     assert files_under(tmp_path / "out") == plain
 
 
-def test_an_interrupted_command_ends_its_job_on_the_cluster(jar, standalone, many, tmp_path):
-    before = standalone.jobs()
+def command_on(standalone, jar: str, source: Path, out: Path) -> list[Path | str]:
     settings = {"flink_master": f"localhost:{standalone.rest_port}", "parallelism": 2, "job_server_jar": jar}
     options = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
-    command = [Path(sys.executable).parent / "feedline", "ingest", many, "--out", tmp_path / "out", "--runner", "flink"]
-    with subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as running:
+    command = [Path(sys.executable).parent / "feedline", "ingest", source, "--out", out, "--runner", "flink"]
+    same = options_of(source, out)
+    splits = ",".join(f"{name}={share}" for name, share in same.splits.items())
+    more = ["--splits", splits, "--shards", same.shards, "--bucket-images", BUCKET, "--max-reject-ratio", 0.01]
+    return [*command, *options, *map(str, more)]
+
+
+def test_an_interrupted_command_without_a_terminal_leaves_its_job_and_the_same_command_follows_it(
+    jar, standalone, many, plain, tmp_path
+):
+    before = standalone.jobs()
+    command = command_on(standalone, jar, many, tmp_path / "out")
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **streams) as running:
         try:
             wait_until(lambda: standalone.jobs().keys() - before.keys(), 120)
             running.send_signal(signal.SIGINT)
@@ -198,19 +209,46 @@ def test_an_interrupted_command_ends_its_job_on_the_cluster(jar, standalone, man
     assert running.returncode == 130
     assert "Traceback" not in said
     (job,) = standalone.jobs().keys() - before.keys()
+    assert standalone.jobs()[job] in ("RUNNING", "FINISHED")
+    [name] = re.findall(r"the job (\S+) on the Flink cluster at \S+ continues, and the same command follows it", said)
+    again = subprocess.run(command, check=False, timeout=300, **streams)
+    assert again.returncode == 0, again.stderr
+    assert f"following the job {name} on the Flink cluster" in again.stderr
+    assert files_under(tmp_path / "out") == plain
+    assert sorted(state for one, state in standalone.jobs().items() if one not in before) == ["FINISHED"] * 3
+
+
+def test_a_second_interrupt_on_a_terminal_ends_the_job_on_the_cluster(jar, standalone, many, tmp_path):
+    before = standalone.jobs()
+    command = command_on(standalone, jar, many, tmp_path / "out")
+    terminal, stdin = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            wait_until(lambda: standalone.jobs().keys() - before.keys(), 120)
+            running.send_signal(signal.SIGINT)
+            while "press c and Enter, or Ctrl-C again, to cancel it" not in (line := running.stderr.readline()):
+                assert line, "it ended without a question"
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
+            os.close(terminal)
+            os.close(stdin)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert "continues" not in said
+    (job,) = standalone.jobs().keys() - before.keys()
     wait_until(lambda: standalone.jobs()[job] == "CANCELED", 30, standalone.tail)
 
 
 def test_a_killed_command_ends_its_job_on_the_cluster_and_leaves_nothing_behind(jar, standalone, many, tmp_path):
     before = standalone.jobs()
-    settings = {"flink_master": f"localhost:{standalone.rest_port}", "parallelism": 2, "job_server_jar": jar}
-    options = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
-    command = [Path(sys.executable).parent / "feedline", "ingest", many, "--out", tmp_path / "out", "--runner", "flink"]
+    command = command_on(standalone, jar, many, tmp_path / "out")
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    with subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    ) as running:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as running:
         try:
             wait_until(lambda: standalone.jobs().keys() - before.keys(), 120)
             assert list((tmp_path / "tmp").glob("feedline-flink-*"))

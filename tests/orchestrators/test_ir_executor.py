@@ -63,3 +63,25 @@ def test_what_is_supported_runs(tmp_path: Path):
 
     (tmp_path / "pipeline.yaml").write_text(TRAIN)
     assert Executor(tmp_path).run(load(tmp_path / "pipeline.yaml")).order == ["train"]
+
+
+ELSEWHERE = """
+import json, os, sys
+path = json.loads(sys.argv[1])["outputs"]["outputFile"]
+os.makedirs(os.path.dirname(path))
+with open(path, "w") as stream:
+    json.dump({"artifacts": {"examples": {"artifacts": [{"uri": "/adopted"}]}}}, stream)
+"""
+
+
+def test_an_output_outside_of_the_directory_of_the_run_is_rejected_as_the_launcher_does(tmp_path: Path):
+    from tests.orchestrators.ir_executor import Executor, TaskFailed, load
+
+    values = yaml.safe_load(TRAIN)
+    schema = {"artifactType": {"instanceSchema": "title: tfx.Examples"}}
+    values["components"]["comp-train"]["outputDefinitions"] = {"artifacts": {"examples": schema}}
+    container = {"image": "registry.example/none", "command": ["python", "-c", ELSEWHERE], "args": ["{{$}}"]}
+    values["deploymentSpec"]["executors"]["exec-train"]["container"] = container
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(TaskFailed, match="URI '/adopted' does not have expected bucket prefix"):
+        Executor(tmp_path).run(load(tmp_path / "pipeline.yaml"))

@@ -350,6 +350,9 @@ def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
     engine = parse_engine(None, [], {"runner": "dataflow", **usual, **section(settings, "dataflow", workplace)})
     with engine.open() as make:
         jobs = [make() for _ in range(2)]
+    for job, stage in zip(jobs, ("examining", "writing"), strict=True):
+        job.stage = stage
+        job.configure()
     options = [job.options.get_all_options(drop_default=True) for job in jobs]
     return DataflowJob(
         runner=type(jobs[0].runner).__name__,

@@ -14,7 +14,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineS
 from beam_jobs.common import system
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, SourceError
-from beam_jobs.runners.beam_job import local_pipeline, no_watch, run_job
+from beam_jobs.runners.beam_job import JobFile, local_pipeline, no_watch, run_job
 from beam_jobs.stages.resume import write_units
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
 
@@ -64,7 +64,7 @@ def count_in_metrics(number):
 
 
 def run(work, watch=no_watch, make_pipeline=local_pipeline):
-    run_job("examining", TOTAL, Stage(work), make_pipeline, watch)
+    run_job("examining", TOTAL, Stage(work), make_pipeline, watch, JobFile(path="no service"))
 
 
 def test_a_job_is_watched_from_beginning_to_end():

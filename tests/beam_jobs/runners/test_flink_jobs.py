@@ -50,7 +50,7 @@ def job(place: str, retries: int) -> _Result:
     service = services.JobServiceStub(grpc.insecure_channel(place))
     request = messages.GetJobStateRequest(job_id="job")
     send = lambda: PipelineResult(service, "job", iter(()), service.GetStateStream(request, timeout=30))  # noqa: E731
-    return _Result(send, retries, lambda: None)
+    return _Result(send, retries, None)
 
 
 def test_a_job_server_that_is_gone_is_one_line():
