@@ -238,7 +238,7 @@ class _Job:
         try:
             state = _wait_until_finish(result)
         except BaseException as error:
-            if file and isinstance(error, KeyboardInterrupt) and file.leave(result.text):
+            if file and _was_interrupted(error) and file.leave(result.text):
                 self.remark = f"{result.text} continues, and the same command follows it"
                 raise
             self.remark = _NOT_CANCELLED  # stays when a second Ctrl-C interrupts `cancel`

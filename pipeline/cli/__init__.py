@@ -135,7 +135,8 @@ def execute(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:
-        return errors.fail(errors.interruption(str(stop)), as_json)
+        # Click raises its own error from the interruption, which has the remark of the command.
+        return errors.fail(errors.interruption(str(stop.__cause__ or stop)), as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

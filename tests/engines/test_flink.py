@@ -189,7 +189,8 @@ def command_on(standalone, jar: str, source: Path, out: Path) -> list[Path | str
     command = [Path(sys.executable).parent / "feedline", "ingest", source, "--out", out, "--runner", "flink"]
     same = options_of(source, out)
     splits = ",".join(f"{name}={share}" for name, share in same.splits.items())
-    more = ["--splits", splits, "--shards", same.shards, "--bucket-images", BUCKET, "--max-reject-ratio", 0.01]
+    (out.parent / "ingest.yaml").write_text(f"ingest: {{bucket_images: {BUCKET}}}")
+    more = ["--splits", splits, "--shards", same.shards, "--max-reject-ratio", 0.01, "-c", out.parent / "ingest.yaml"]
     return [*command, *options, *map(str, more)]
 
 
