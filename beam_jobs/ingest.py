@@ -109,7 +109,7 @@ def run(
       DiskError: the disk of the output is full, read-only or missing; nothing was published.
     """
     report = report or (lambda _: None)
-    source = open_source(options)
+    source = open_source(options, on_cluster=bool(getattr(make_pipeline, "engine", "")))
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
 

@@ -21,6 +21,7 @@ from beam_jobs.common.settings import STRICT, Options, fields, from_mapping, not
 from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
+from beam_jobs.runners.dataflow import component_arguments
 from beam_jobs.sources import spans
 from beam_jobs.storage import is_remote
 from components.dataset_gate.limits import GateLimits
@@ -91,7 +92,8 @@ class PipelineConfig(Options):
       input: options of the input pipeline.
       train: options of the training.
       evaluate: limits of the model.
-      beam_args: arguments of the Beam runner of the components; by default it runs in their process.
+      beam_args: arguments of the Beam runner of the components; by default it runs in their process. Those of Dataflow
+        are checked and completed as the settings of `engine`.
     """
 
     root: str
@@ -123,6 +125,7 @@ class PipelineConfig(Options):
                 "worker, on a dataset that `ingest` made",
                 ["train.strategy"],
             )
+        component_arguments(self.beam_args, image="of the target")
         if self.ingest:
             self.data()  # an adopted dataset is read later
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
+from beam_jobs.runners.dataflow import component_arguments
 from beam_jobs.stages.publish import producer
 from components import artifacts
 from components.blessed_model import MODEL_KEY, Pusher, blessed_model
@@ -60,11 +61,13 @@ class Service:
       baseline_dataset: directory of a published dataset; empty for no comparison.
       baseline_model: directory of a `Model` artifact; empty for no comparison.
       work_dir: directory of unfinished work, which all runs share; see `ImageExampleGen` and `trainer.run_fn`.
+      image: container image of the components, which workers of Dataflow run in, too.
     """
 
     baseline_dataset: str = ""
     baseline_model: str = ""
     work_dir: str = ""
+    image: str = ""
 
 
 def create_pipeline(config: PipelineConfig, service: Service | None = None) -> tfx.dsl.Pipeline:
@@ -92,7 +95,7 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> t
         pipeline_root=config.artifacts_dir,
         components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, service)],
         enable_cache=True,
-        beam_pipeline_args=list(config.beam_args),
+        beam_pipeline_args=component_arguments(config.beam_args, service.image if service else ""),
         # TFX creates the directory of the file immediately, so that the file is only named if it is used.
         metadata_connection_config=None
         if service is not None

@@ -17,17 +17,17 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from packaging.requirements import Requirement
 from pydantic.dataclasses import dataclass
 
 from beam_jobs import stack, storage
-from beam_jobs.common import settings
+from beam_jobs.common import settings, yaml_text
 from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Positive
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
@@ -383,3 +383,40 @@ class Options(settings.Options):
             min_workers=self.num_workers,
             max_workers=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
         )
+
+
+def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
+    """Returns the arguments of Beam for the components of a pipeline, checked and completed as those of an ingest.
+
+    Args:
+      arguments: `beam_args` of the pipeline; those of another runner are returned as they are.
+      image: container image of the workers, unless the arguments name one; empty for none. Workers need one, because
+        TFX would send them its own package without Feedline.
+
+    Raises:
+      OptionError: an argument is invalid or missing.
+    """
+    values: dict[str, Any] = {"sdk_container_image": image, "labels": {}}
+    others, option_fields = [], settings.fields(Options)
+    for text in arguments:
+        name, _, value = text.removeprefix("--").partition("=")
+        if name == "no_use_public_ips":
+            values["use_public_ips"] = False
+        elif name == "labels":
+            key, _, label = value.partition("=")
+            values["labels"][key] = label
+        elif name in option_fields and name not in ("labels", "name", "use_public_ips", "vcpu_hour_price"):
+            values[name] = yaml_text.parse_value(value, option_fields[name].hint is str)
+        else:
+            others.append(text)
+    runner = next((text for text in others if text.startswith("--runner=")), "")
+    if runner.lower() not in ("--runner=dataflowrunner", "--runner=dataflow"):
+        return list(arguments)
+    others.remove(runner)
+    options = settings.from_mapping(Options, {**values, "beam_args": others}, "beam_args")
+    if not (options.sdk_container_image or options.setup_file or options.package):
+        raise OptionError(
+            "beam_args has no --sdk_container_image; workers of Dataflow run the components in an image with Feedline, "
+            "see the first lines of Dockerfile"
+        )
+    return options.arguments("")

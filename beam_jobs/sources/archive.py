@@ -63,6 +63,10 @@ class _Archives(ABC):
         """Kind of the labels, by the columns."""
         return self.columns.label_kind
 
+    def check_for_workers(self) -> None:
+        """See `containers.check_for_workers`."""
+        containers.check_for_workers(containers.find(self.path), self._detect_compression)
+
     def check(self) -> None:
         """Raises `SourceError` unless the archives hold a usable image and every named field."""
         if self.columns.mask:

@@ -10,12 +10,13 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.errors import SourceError
+from beam_jobs.common.strings import size as describe_size
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, printable
 from beam_jobs.storage import decompress
 
@@ -161,6 +162,36 @@ def braced(pattern: str) -> list[str]:
         raise SourceError(f"{pattern} stands for {count} files; at most {_MAX_BRACED} can be given")
     found = itertools.chain.from_iterable(braced("".join(parts)) for parts in itertools.product(*choices))
     return list(dict.fromkeys(found))
+
+
+MAX_COMPRESSED_BYTES = 1 << 30  # of a source on a cluster
+
+
+def check_for_workers(found: Iterable[Container], detect_compression: Callable[[Container], str]) -> None:
+    """Checks that the files of a source are not too large to be unpacked by every worker process of a cluster.
+
+    Args:
+      found: files of the source.
+      detect_compression: returns the compression of a file; see `Slice.compression`.
+
+    Raises:
+      OptionError: the compressed files have more than `MAX_COMPRESSED_BYTES`.
+      SourceError: a file cannot be read.
+    """
+    total = 0
+    for container in found:
+        if detect_compression(container):
+            try:
+                total += decompress.read_size_and_mtime(container.path)[0]
+            except OSError as error:
+                raise _unreadable(container.path, error) from error
+        if total > MAX_COMPRESSED_BYTES:
+            raise OptionError(
+                f"{container.path} is compressed, and with it the compressed files have {describe_size(total)}; on a "
+                f"cluster every worker process unpacks them, so at most {describe_size(MAX_COMPRESSED_BYTES)} are "
+                "allowed; decompress them first (`zcat a.tar.gz > a.tar`): JPEG and PNG hardly shrink, and of a plain "
+                "file workers read only their images"
+            )
 
 
 @contextlib.contextmanager

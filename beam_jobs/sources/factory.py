@@ -17,7 +17,7 @@ from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.table import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
-from beam_jobs.sources.tfrecord import TfrecordSource
+from beam_jobs.sources.tfrecord import ExampleSource, TfrecordSource
 from beam_jobs.types import ImageRef
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -76,11 +76,16 @@ _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
 _TABLE_KINDS: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
 
 
-def open_source(options: IngestOptions) -> Source:
+def open_source(options: IngestOptions, on_cluster: bool = False) -> Source:
     """Returns the source that the options name, checked.
+
+    Args:
+      options: options of the ingest.
+      on_cluster: whether other processes than this one read the images.
 
     Raises:
       SourceError: the source does not exist or cannot be ingested.
+      OptionError: an option does not fit the source, or the source does not fit a cluster.
     """
     kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
@@ -88,6 +93,8 @@ def open_source(options: IngestOptions) -> Source:
         source: Source = _TABLE_KINDS[kind](options.source, options.columns, row_reader.allowed_buckets(options))
     else:
         source = _KINDS[kind](options.source, options.columns)
+    if on_cluster and isinstance(source, (TarSource, ExampleSource)):
+        source.check_for_workers()
     source.check()
     return source
 

@@ -196,6 +196,10 @@ class ExampleSource(ABC):
         """Kind of the labels, by the columns."""
         return self.columns.label_kind
 
+    def check_for_workers(self) -> None:
+        """See `containers.check_for_workers`."""
+        containers.check_for_workers((file.container for file in self.files()), _detect_compression)
+
     def check(self) -> None:
         """Raises `SourceError` unless there is a record, and the first records have every named feature."""
         if self.columns.mask:

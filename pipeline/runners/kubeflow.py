@@ -258,6 +258,7 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
         baseline_dataset=options.baseline_dataset,
         baseline_model=options.baseline_model,
         work_dir=options.work_dir or storage.join(config.root if storage.is_remote(config.root) else root, "work"),
+        image=options.image,
     )
     pipeline = create_pipeline(config, service)
     _name_types(pipeline)

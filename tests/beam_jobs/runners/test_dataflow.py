@@ -11,11 +11,11 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 
 from beam_jobs import ingest
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from beam_jobs.options import LOCAL_BEAM_ARGS, ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
 from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.runners.cost_estimate import DataflowPool, Work
-from beam_jobs.runners.dataflow import machine_cores
+from beam_jobs.runners.dataflow import component_arguments, machine_cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
@@ -155,6 +155,42 @@ def test_settings_become_the_options_of_beam(tmp_path):
     assert worker.sdk_container_image == chosen.sdk_container_image
     assert setup.save_main_session is False
     assert not setup.extra_packages
+
+
+BEAM_ARGS = (
+    "--runner=DataflowRunner",
+    "--project=my-project-1",
+    "--region=us-central1",
+    "--temp_location=gs://bucket/a",
+)
+
+
+def test_components_of_a_pipeline_get_the_arguments_of_an_ingest():
+    given = (*BEAM_ARGS, "--num_workers=3", "--no_use_public_ips", "--labels=team=vision", "--dataflow_kms_key=k")
+    found = PipelineOptions(component_arguments(given, "registry/feedline:1"))
+    worker, cloud = found.view_as(WorkerOptions), found.view_as(GoogleCloudOptions)
+    assert (worker.sdk_container_image, worker.num_workers, worker.max_num_workers) == ("registry/feedline:1", 3, 10)
+    assert (worker.use_public_ips, cloud.labels, cloud.dataflow_kms_key) == (False, ["team=vision"], "k")
+    assert found.view_as(SetupOptions).save_main_session is False
+    own = PipelineOptions(component_arguments((*BEAM_ARGS, "--sdk_container_image=own"), "registry/feedline:1"))
+    assert own.view_as(WorkerOptions).sdk_container_image == "own"
+    for other in (LOCAL_BEAM_ARGS, ("--runner=FlinkRunner", "--project=?", "--password", "x")):
+        assert component_arguments(other, "") == list(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (BEAM_ARGS, "beam_args has no --sdk_container_image; workers of Dataflow run the components in an image"),
+        (BEAM_ARGS[:-1], "beam_args.temp_location is missing"),
+        ((*BEAM_ARGS, "--num_workers=many"), "beam_args.num_workers is the text 'many'; it must be a whole number"),
+        ((*BEAM_ARGS, "--region=us-central1-a"), "which is a zone; name its region, us-central1"),
+        ((*BEAM_ARGS, "--save_main_session"), "beam_args holds '--save_main_session'; remove it"),
+    ],
+)
+def test_arguments_of_components_are_checked_before_a_run(given, problem):
+    with pytest.raises(OptionError, match=problem):
+        component_arguments(given, "")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import zipfile
 
 import pytest
 
-from beam_jobs.errors import SourceError
-from beam_jobs.options import TableColumns
+from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.sources import containers
 from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Slice
 from tests.beam_jobs.entries import contents, found_in, hidden_in
 from tests.beam_jobs.make_archives import FOLDERS, add, make_tar, make_zip
@@ -200,6 +202,19 @@ def test_compressed_archives_are_read_through_a_plain_copy(tmp_path, name, mode)
     source.check()
     assert contents(source) == FOLDERS
     assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+def test_much_that_every_worker_would_unpack_is_refused_on_a_cluster(tmp_path, monkeypatch):
+    for name, mode in (("a.tar.gz", "w:gz"), ("b.tar.xz", "w:xz"), ("c.tar", "w")):
+        make_tar(tmp_path / name, {f"cat/{name}.jpg": jpeg(1)}, mode)
+    options = IngestOptions(source=f"{tmp_path}/*.tar*", source_kind="tar", out=str(tmp_path / "out"))
+    compressed = sum((tmp_path / name).stat().st_size for name in ("a.tar.gz", "b.tar.xz"))
+    monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed)
+    assert open_source(options, on_cluster=True)
+    monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed - 1)
+    with pytest.raises(OptionError, match=r"b\.tar\.xz is compressed, and with it .* decompress them first"):
+        open_source(options, on_cluster=True)
+    assert open_source(options)
 
 
 def test_compressed_and_plain_archives_may_stand_side_by_side(tmp_path):
