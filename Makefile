@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-slow test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench dist clean help
+.PHONY: setup demo test test-slow test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-cluster test-flink test-stores check format lock docs bench dist clean help
 .DEFAULT_GOAL := help
 
 # The stack and the Python choose themselves; STACK=current, STACK=legacy, PYTHON=python3.12 or PYTHON=PATH override them.
@@ -31,7 +31,7 @@ test-slow: setup  ## whole runs, every setting, the copies of earlier releases
 
 # In this order, one after the other: what fails early is what fails most.
 .NOTPARALLEL:
-gate: check test test-slow demo test-current docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
+gate: check test test-slow demo test-current docs test-interop test-browser test-flink test-stores test-cluster test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
 
 test-current:  ## check, tests and demo of HEAD on the current stack, in a Debian 13 root that is made for it; needs root
 	.ci/debian13 make check test test-slow demo
@@ -60,8 +60,11 @@ advisories: setup $(UV)  ## ask for advisories of the versions in a lock (LOCK=c
 	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints/$(LOCK).txt --no-deps --disable-pip --format json \
 		--progress-spinner off $(AUDIT) | $(BIN)/python -m tests.security.advisories
 
-test-orchestrators: setup  ## the pipeline under Airflow, and as Kubeflow and Dataflow would run it
+test-orchestrators: setup  ## the pipeline under Airflow
 	$(BIN)/python -m pytest -m orchestrators
+
+test-cluster: setup  ## what Kubeflow, Dataflow and workers of a cluster do with jobs, as far as it can be had without them
+	$(BIN)/python -m pytest -m cluster
 
 test-flink: setup  ## the ingest on Apache Flink; skipped with the reason where there is no Java or no Maven
 	$(BIN)/python -m pytest -n0 -m flink tests/engines

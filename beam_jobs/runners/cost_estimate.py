@@ -178,8 +178,14 @@ class DataflowPool:
     max_workers: int
 
     def workers(self, units: int) -> int:
-        """Returns the number of workers for a number of concurrent units of work, one unit per core."""
-        return max(self.min_workers, min(self.max_workers, math.ceil(units / self.cores)))
+        """Returns the number of workers for a number of units of work of about the same size.
+
+        Every core processes the same number of units, as far as possible: more workers would not end earlier, as half
+        of them would wait for the last units. `benchmarks.stragglers` simulates it.
+        """
+        most = min(self.max_workers, math.ceil(units / self.cores))
+        rounds = math.ceil(units / (most * self.cores)) if most else 1
+        return max(self.min_workers, math.ceil(units / (rounds * self.cores)))
 
 
 def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> ResourceEstimate:

@@ -324,9 +324,17 @@ class Options(settings.Options):
         """Checks that the workers can reach what an ingest reads and writes.
 
         Raises:
-          OptionError: source or output is on the machine of the command, or in a store without a client on the workers.
+          OptionError: source or output is on the machine of the command, or in a store without a client on the workers,
+            or the code cannot run in the image of the workers.
         """
         check_reachable(ingest)
+        if not self.sdk_container_image and stack.name() == stack.LEGACY:
+            # Its `google.api_core` imports a module of protobuf that version 3 does not have.
+            raise OptionError(
+                f"sdk_container_image is not set; the legacy stack would put protobuf {metadata.version('protobuf')} "
+                "under the Google packages of Beam's image, which need 5 or later: build the image in the first lines "
+                "of Dockerfile, or use the current stack"
+            )
         if not (self.sdk_container_image or self.package or self.setup_file):
             check_packed_clients(ingest)
 

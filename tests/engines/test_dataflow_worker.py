@@ -35,7 +35,7 @@ from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
 from tests.stores import emulators
 
-pytestmark = pytest.mark.orchestrators
+pytestmark = pytest.mark.cluster
 
 PROJECT = {"project": "my-project-1", "region": "us-central1"}
 

@@ -23,6 +23,7 @@ from apache_beam.transforms.environments import ExternalEnvironment
 from beam_jobs import ingest
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners.flink import WORKER
+from beam_jobs.stages import resume
 from tests.beam_jobs.runs import files_under
 from tests.engines.flink_processes import free_ports, members, wait_until
 from tests.make_images import jpeg
@@ -78,7 +79,7 @@ def decoders(process: int) -> set[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_submits(tmp_path, monkeypatch):
     for number in range(400):
         path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
@@ -102,6 +103,43 @@ def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_su
             done.set()
             watcher.join()
     assert 1 <= most <= 4
+
+
+@pytest.mark.cluster
+def test_units_that_run_twice_and_workers_that_stand_still_for_a_while_lose_nothing(tmp_path, monkeypatch):
+    """As on a service that takes a worker for dead, gives its work to another one, and is wrong about it."""
+    for number in range(120):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number, 300, 400))
+    (tmp_path / "photos" / "a" / "broken.jpg").write_bytes(b"no image")
+    options = replace(options_of(tmp_path / "photos", tmp_path / "there"), bucket_images=10)
+    ingest.run(replace(options, out=str(tmp_path / "here")))
+    write_units, done, stopped = resume.write_units, threading.Event(), set()
+    monkeypatch.setattr(
+        resume, "write_units", lambda path, units: write_units(path, [unit for unit in units for _ in range(2)])
+    )
+
+    def stand_still(pool_process: int) -> None:
+        while not done.wait(0.3):
+            for worker in psutil.Process(pool_process).children():
+                with contextlib.suppress(psutil.Error):
+                    worker.suspend()
+                    done.wait(0.7)
+                    worker.resume()
+                    stopped.add(worker.pid)
+
+    with pool() as (process, place):
+        watcher = threading.Thread(target=stand_still, args=(process.pid,))
+        watcher.start()
+        try:
+            counts = ingest.run(options, lambda: external(place, workers=2)).counts
+        finally:
+            done.set()
+            watcher.join()
+    assert len(stopped) >= 4, "two workers of each job"
+    assert (counts.found, counts.written, sum(counts.rejects.values())) == (121, 120, 1)
+    assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
 
 
 def threads(process: int) -> int:

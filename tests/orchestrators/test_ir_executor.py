@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.orchestrators, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 TRAIN = """
 components:

@@ -23,7 +23,7 @@ from pipeline.runners.kubeflow_container import COMMAND, TYPES, add_types
 from tests.command import feedline
 from tests.make_images import crop, encode
 
-pytestmark = [pytest.mark.orchestrators, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 IMAGE = "registry.example/feedline:1"
 SPLITS = {"train": 0.7, "eval": 0.3}

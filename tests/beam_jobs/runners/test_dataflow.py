@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
 
@@ -9,7 +10,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, SetupOptions, WorkerOptions
 
-from beam_jobs import ingest
+from beam_jobs import ingest, stack
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
@@ -128,8 +129,17 @@ def test_what_workers_cannot_reach_is_refused(source, out, problem):
 
 
 def test_a_table_may_lie_on_this_machine():
-    options().check(IngestOptions(source="urls.csv", out="gs://b/out"))
-    options().check(IngestOptions(source="urls.txt", source_kind="csv", out="gs://b/out"))
+    chosen = options(sdk_container_image="registry/feedline:1")
+    chosen.check(IngestOptions(source="urls.csv", out="gs://b/out"))
+    chosen.check(IngestOptions(source="urls.txt", source_kind="csv", out="gs://b/out"))
+
+
+@pytest.mark.parametrize("name", [stack.LEGACY, stack.CURRENT])
+def test_the_wheel_of_the_legacy_stack_is_refused_on_the_image_of_beam(monkeypatch, name):
+    monkeypatch.setattr(stack, "name", lambda: name)
+    expected = pytest.raises(OptionError, match="sdk_container_image is not set; the legacy stack would put protobuf")
+    with expected if name == stack.LEGACY else contextlib.nullcontext():
+        options().check(IngestOptions(source="gs://b/photos", out="gs://b/out"))
 
 
 def test_settings_become_the_options_of_beam(tmp_path):
@@ -195,7 +205,7 @@ def test_arguments_of_components_are_checked_before_a_run(given, problem):
 
 @pytest.mark.parametrize(
     ("units", "fields", "workers"),
-    [(1, {}, 1), (5, {}, 2), (99, {}, 10), (999, {"max_num_workers": 300}, 250), (999, {"num_workers": 3}, 3)],
+    [(1, {}, 1), (5, {}, 2), (99, {}, 9), (999, {"max_num_workers": 300}, 250), (999, {"num_workers": 3}, 3)],
 )
 def test_a_job_begins_with_the_workers_that_its_units_can_use(tmp_path, units, fields, workers):
     job = sent(stages()[0], tmp_path, units, **fields)
