@@ -3,7 +3,7 @@
     python -m benchmarks.stragglers --images 100000 1000000 10000000
 
 Cores take the units of examining in a random order, as a service gives them, each the next one when it is free. The
-time of an image is proportional to its bytes, which have a Pareto distribution. Its shape is 6.3, the Hill estimate from
+time of an image is proportional to its bytes, which have a Pareto distribution. Its shape is 6.3, the Hill estimate of
 the largest tenth of 3,000 photographs of 500 x 375 pixels, and for comparison 2.5, a much heavier tail. The ideal is
 the time if the bytes were divided evenly among the cores of the workers that are started, at most `--workers`.
 """

@@ -207,6 +207,9 @@ def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> in
 
 def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
     """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
+    if storage.is_remote(path):  # by one request, without a copy
+        storage.write_bytes(path, row_groups([table], table.schema))
+        return
     with table_writer(path, table.schema, scratch, durable) as write_rows:
         write_rows(table)
 

@@ -212,6 +212,10 @@ class Estimate:
             "sample": sample_text,
             "work": f"batches to examine {work.buckets:,}; shards to write: {written}",
             "out": f"{self.options.out}: about {size(work.written_bytes)}",
+            # A rename of a shard in a store is a copy and a delete.
+            "deleted": f"about {size(work.written_bytes)} of copies, kept and billed by a bucket with soft deletion"
+            if storage.is_remote(self.options.out)
+            else "",
             "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
             "compute": f"{duration(work.core_seconds)} of one core",
             "engine": self.engine,

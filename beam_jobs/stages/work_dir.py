@@ -199,7 +199,9 @@ def restore_marker(out: str, work: str) -> None:
 
 
 def _write_marker(work: str) -> None:
-    storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
+    # By a copy and a delete in an object store, so that a missing right is found before any work is done.
+    with storage.atomic_writer(storage.join(work, _MARKER_NAME)) as stream:
+        stream.write(b'{"made_by": "feedline ingest"}')
 
 
 @contextlib.contextmanager
@@ -225,11 +227,7 @@ def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Pro
             return
         values = _describe(stage, total, read() if read else None, time.monotonic() - started)
         with contextlib.suppress(OSError):  # the stage itself finds out
-            if storage.is_remote(work):  # an upload is atomic
-                with storage.direct_writer(path) as stream:
-                    stream.write(json.dumps(values).encode())
-            else:
-                storage.write_bytes(path, json.dumps(values).encode(), durable=False)
+            storage.write_bytes(path, json.dumps(values).encode(), durable=False)
 
     write()
     with repeat(_PROGRESS_S, write):

@@ -316,7 +316,11 @@ def _parent(path: str) -> str:
 
 
 def write_bytes(path: str, data: bytes, scratch: str = "", durable: bool = True) -> None:
-    """Writes a file atomically; see `atomic_writer`."""
+    """Writes a file atomically; see `atomic_writer`. In an object store it takes one request, without a copy."""
+    if is_remote(path):
+        with _remote(path) as store:
+            store.write(path, data)
+        return
     with atomic_writer(path, scratch, durable) as stream:
         stream.write(data)
 

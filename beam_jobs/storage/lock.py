@@ -176,8 +176,8 @@ def _lock_object(path: str, report: Callable[[str], object] | None = None) -> It
             raise Locked(_describe_owner(found))
 
     def renew() -> None:
-        with contextlib.suppress(OSError), storage.direct_writer(lease) as stream:  # the next renewal may succeed
-            stream.write(uuid.uuid4().bytes)
+        with contextlib.suppress(OSError):  # the next renewal may succeed
+            storage.write_bytes(lease, uuid.uuid4().bytes)
 
     _owned.add(owner.token)
     try:

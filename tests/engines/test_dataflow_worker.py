@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import threading
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -146,6 +148,24 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         code = zipfile.ZipFile(io.BytesIO(storage.read_bytes(package))).read("beam_jobs/stages/transforms.py")
         assert code == Path(transforms.__file__).read_bytes()
         assert not any("main_session" in path for path in staged(job))
+
+
+def test_an_ingest_copies_and_deletes_nothing_but_what_is_too_large_for_memory(photos, bucket):
+    """A copy costs requests, and what is deleted is kept and paid for a week where a bucket has soft deletion."""
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    bucket.tap.asked.clear()
+    run(options(source, out))
+    pattern = re.compile(r"/(?:rewriteTo|copyTo)/b/[^/]+/o/out/([^?]+)")
+    copied = [found[1] for asked in bucket.tap.asked if (found := pattern.search(asked.path))]
+    assert Counter(re.sub(r"\d+", "N", name) for name in copied) == {
+        "_work/feedline.json": 1,  # finds out about the right to delete
+        "_work/rejects.parquet": 1,
+        "rejects.parquet": 1,
+        "Split-train/data-N-of-N.tfrecord": 2,
+        "Split-eval/data-N-of-N.tfrecord": 2,
+        "images/part-train-N.parquet": 2,
+        "images/part-eval-N.parquet": 2,
+    }
 
 
 # What `service` does in this process, in the processes of the command that a worker starts.

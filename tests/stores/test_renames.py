@@ -16,6 +16,12 @@ pytestmark = pytest.mark.stores
 DENIED = r"403|[Dd]enied|Forbidden"
 
 
+def write(path: str, data: bytes) -> None:
+    """Writes by a copy, as what is too large for memory."""
+    with storage.atomic_writer(path) as stream:
+        stream.write(data)
+
+
 def rename(bucket, source: str, target: str) -> None:
     with object_stores.os_errors(source):
         object_stores.store_for(bucket.url).rename(f"{bucket.url}/{source}", f"{bucket.url}/{target}")
@@ -40,11 +46,22 @@ def test_a_rename_of_nothing_says_so_and_leaves_the_other_alone(bucket):
     assert storage.read_bytes(f"{bucket.url}/old") == b"old"
 
 
-def test_a_copy_that_is_denied_leaves_what_was_there(bucket):
+def test_a_small_object_is_written_by_one_request(bucket):
+    bucket.tap.asked.clear()
     storage.write_bytes(f"{bucket.url}/x", b"first")
-    bucket.tap.refuse = lambda asked: 403 * (asked.method in ("PUT", "POST") and is_onto(asked.path, "x"))
+    assert len(bucket.tap.asked) == 1
+    bucket.tap.refuse = lambda asked: 403 * (asked.method in ("PUT", "POST"))
     with pytest.raises(OSError, match=DENIED):
         storage.write_bytes(f"{bucket.url}/x", b"second")
+    bucket.tap.refuse = lambda _: 0
+    assert storage.read_bytes(f"{bucket.url}/x") == b"first"
+
+
+def test_a_copy_that_is_denied_leaves_what_was_there(bucket):
+    write(f"{bucket.url}/x", b"first")
+    bucket.tap.refuse = lambda asked: 403 * (asked.method in ("PUT", "POST") and is_onto(asked.path, "x"))
+    with pytest.raises(OSError, match=DENIED):
+        write(f"{bucket.url}/x", b"second")
     bucket.tap.refuse = lambda _: 0
     assert storage.read_bytes(f"{bucket.url}/x") == b"first"
     assert bucket.names() == ["x"], "the temporary object is gone"
@@ -57,13 +74,13 @@ def is_onto(path: str, name: str) -> bool:
 def test_a_delete_that_is_denied_after_the_copy_is_told_and_nothing_is_lost(bucket):
     bucket.tap.refuse = lambda asked: 403 * is_delete(asked)
     with pytest.raises(OSError, match=DENIED) as told:
-        storage.write_bytes(f"{bucket.url}/x", b"whole")
+        write(f"{bucket.url}/x", b"whole")
     assert "\n" not in str(told.value)
     assert storage.read_bytes(f"{bucket.url}/x") == b"whole"
     (left,) = set(bucket.names()) - {"x"}
     assert left.endswith(".tmp"), "what may not be deleted stays"
     bucket.tap.refuse = lambda _: 0
-    storage.write_bytes(f"{bucket.url}/x", b"again")
+    write(f"{bucket.url}/x", b"again")
     assert storage.read_bytes(f"{bucket.url}/x") == b"again"
 
 

@@ -117,6 +117,10 @@ class GcsStore(SortedStore):
         """See `Store`."""
         return _Writer(self._blob(path), "application/octet-stream")
 
+    def write(self, path: str, data: bytes) -> None:
+        """See `Store`. It takes one request up to 8 MB."""
+        self._blob(path).upload_from_string(data, "application/octet-stream", retry=_RETRY)
+
     def create_exclusive(self, path: str, data: bytes) -> None:
         """See `Store`. The store decides; generation 0 means that the object does not exist."""
         try:

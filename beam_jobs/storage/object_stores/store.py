@@ -66,6 +66,11 @@ class Store:
         """Opens an object for writing; the object exists after the stream is closed."""
         return self._system.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
+    def write(self, path: str, data: bytes) -> None:
+        """Writes an object, and replaces an existing one when it is complete."""
+        with self.create(path) as stream:
+            stream.write(data)
+
     def create_exclusive(self, path: str, data: bytes) -> None:
         """Writes an object, and raises `FileExistsError` if it exists; the check and the write are not atomic here."""
         if self.exists(path):
