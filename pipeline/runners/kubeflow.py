@@ -57,12 +57,12 @@ class KubeflowOptions(Options):
         evaluation; empty for none.
       cpus: maximum number of CPU cores of a container; 0 is the default of the cluster.
       memory_gb: maximum memory of a container in GB; 0 is the default of the cluster.
-      gpus: number of accelerators of the Trainer, 0 or more. Unless they are TPUs, it is also the default of
-        `train.gpus`, so that the Trainer ends if TensorFlow finds fewer.
-      gpu_type: type of the accelerators, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
+      gpus: number of GPUs of the Trainer, 0 or more; also the default of `train.gpus`, so that the Trainer ends if
+        TensorFlow finds fewer.
+      gpu_type: type of the GPUs, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
       step_cpus: component -> maximum number of CPU cores that takes the place of `cpus`, such as `{Trainer: 16}`.
       step_memory_gb: component -> maximum memory in GB that takes the place of `memory_gb`.
-      step_gpus: component -> number of accelerators, for others than the Trainer.
+      step_gpus: component -> number of GPUs, for others than the Trainer.
       disk_gb: size of a volume for the temporary files of each container, in GB; 0 is the disk of the node. Only
         Kubeflow has such volumes.
       retries: number of further attempts of a container that failed, 0 or more.
@@ -103,6 +103,11 @@ class KubeflowOptions(Options):
             raise OptionError(
                 f"kubeflow.gpus is {self.gpus} and kubeflow.gpu_type is {self.gpu_type!r}; give both or neither"
             )
+        if "tpu" in self.gpu_type.lower():
+            raise OptionError(
+                f"kubeflow.gpu_type is {self.gpu_type!r}; the image has no libtpu, because its TensorFlow has no "
+                "package for TPUs; name a type of GPUs, or train on a TPU machine with `feedline run`"
+            )
         if self.gpus and _TRAINER in self.step_gpus:
             raise OptionError(f"kubeflow.gpus and kubeflow.step_gpus.{_TRAINER} are both set; give one of them")
         for name, mount in self.secrets.items():
@@ -138,8 +143,8 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
     if isinstance(train := values.get("train", {}), Mapping):
         # Without the number it would train on the CPU beside accelerators, without a word.
-        gpus = {} if "tpu" in options.gpu_type.lower() else {"gpus": options.gpus or options.step_gpus.get(_TRAINER, 0)}
-        values["train"] = {"checkpoint_steps": _CHECKPOINT_STEPS, **gpus, **train}
+        gpus = options.gpus or options.step_gpus.get(_TRAINER, 0)
+        values["train"] = {"checkpoint_steps": _CHECKPOINT_STEPS, "gpus": gpus, **train}
     config = configuration.build(values)
     if not out.endswith((*_YAML, _JSON)):
         raise OptionError(f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, only for Vertex AI")

@@ -341,14 +341,24 @@ def fingerprint(model: keras.Model) -> float:
 def _outputs(
     model: keras.Model, batches: tf.data.Dataset, plan: Plan, strategy: tf.distribute.Strategy | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields labels, outputs and weights of each batch without its padding."""
+    """Yields labels, outputs and weights of each batch without its padding.
+
+    The model gets batches of one size, so that it is traced, and compiled by XLA, once: a smaller batch, the last one,
+    is filled with its first image.
+    """
     run = _replica_function(strategy, model) if strategy else _device_function(model)
+    size = 0
     for features, label in batches:
         labels = label.numpy()
+        size = max(size, len(labels))
+        rows = tf.range(size) * tf.cast(tf.range(size) < len(labels), tf.int32)  # 0, 1, ..., last, 0, 0, ...
         valid = features[VALID].numpy() > 0 if VALID in features else np.ones(len(labels), bool)
         weights = features[WEIGHT].numpy() if WEIGHT in features else np.ones(len(labels))
         if valid.any():
-            yield labels[valid], np.asarray(run(plan.inputs(features)))[valid], weights[valid]
+            inputs = plan.inputs(features)
+            if len(labels) < size:
+                inputs = tf.nest.map_structure(lambda values, rows=rows: tf.gather(values, rows), inputs)
+            yield labels[valid], np.asarray(run(inputs))[: len(labels)][valid], weights[valid]
 
 
 def _device_function(model: keras.Model) -> Callable[[Any], np.ndarray]:

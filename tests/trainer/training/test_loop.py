@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
+from trainer.evaluation.evaluate import evaluate
 from trainer.options import TrainOptions
 from trainer.training.callbacks import Profile, epoch_line, is_better, timed
 from trainer.training.checkpoint import Checkpoints, Progress
@@ -51,6 +52,39 @@ def records(first: int) -> tf.data.Dataset:
         return points, tf.one_hot(tf.cast(points[:, 0] > 0, tf.int32), 2)
 
     return tf.data.Dataset.counter().map(batch)
+
+
+class TellTraces(keras.layers.Layer):
+    """Passes values on, and tells of every trace of the model, whether it is one for training."""
+
+    def __init__(self, tell: Callable[[bool], object]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def call(self, values, training=False):
+        self._tell(bool(training))
+        return values
+
+
+def test_a_training_under_xla_is_traced_once_for_training_and_once_for_evaluation():
+    traces: list[bool] = []
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input([2]), TellTraces(traces.append), keras.layers.Dense(2, activation="softmax")])
+    traces.clear()  # that of its building
+    seen: list[list[bool]] = []
+
+    def validate(_: int) -> dict[str, float]:
+        batches = records(1000).take(3).unbatch().take(10).batch(4)  # the last one has two
+        evaluation = evaluate(
+            model, lambda _: batches.map(lambda points, label: ({"image": points}, tf.argmax(label, 1)))
+        )
+        seen.append(traces.copy())
+        traces.clear()
+        return evaluation.logs()
+
+    task = task_of(told(jit="always", epochs=3, steps_per_execution=2), model=model, validate=validate)
+    train(task, told(jit="always", epochs=3, steps_per_execution=2))
+    assert seen == [[True, False], [], []]
 
 
 def task_of(options: TrainOptions, **values) -> Task:
