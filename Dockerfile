@@ -2,6 +2,7 @@
 #
 #   docker build -t IMAGE .                                     workers: what an ingest needs
 #   docker build -t IMAGE --build-arg EXTRAS=gcp,tfx,kubeflow . components: TFX and all it needs
+#   docker build -t IMAGE --build-arg EXTRAS=gcp,tfx,kubeflow --build-arg ACCELERATOR=cuda .    the same, with CUDA
 #   docker build -t IMAGE --target template .                   workers, and the Flex Template of Dataflow
 #
 # Every version is that of the lock of a stack, an environment that the tests ran in. The Python and the Beam of an image
@@ -41,6 +42,10 @@ WORKDIR /opt/feedline
 COPY constraints/${STACK}.txt ./constraints/
 # Beam first: it is the largest part that does not change with the code.
 RUN pip install --no-cache-dir --constraint constraints/${STACK}.txt "apache-beam[gcp]==${BEAM}"
+# The libraries of CUDA that the wheels of TensorFlow look for, 6 GB; the driver, libcuda, is that of the machine.
+ARG ACCELERATOR=
+RUN if [ "${ACCELERATOR}" = cuda ]; then \
+        pip install --no-cache-dir --constraint constraints/${STACK}.txt "tensorflow[and-cuda]"; fi
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY beam_jobs ./beam_jobs
 COPY components ./components

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,7 +117,8 @@ def run(
     def build(out: str) -> Manifest:
         work_path = work or storage.join(out, work_dir.DIRECTORY)
         build_options = dataclasses.replace(options, out=out)
-        file = JobFile(path=storage.join(work_path, work_dir.JOB_NAME), command=options.digest(), leave=leave)
+        command = [options.digest(), options.source, options.append, options.overwrite, options.retry_rejects]
+        file = JobFile(path=storage.join(work_path, work_dir.JOB_NAME), command=json.dumps(command), leave=leave)
         return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock, file).run()
 
     _check_before_writing(options)
@@ -166,7 +168,7 @@ class _Ingest:
 
     def run(self) -> Manifest:
         work_dir.check_out(self.options)
-        self.job_file.follow(self.make_pipeline, self.watch, self.report)
+        self.job_file.follow(self.make_pipeline, self._watch, self.report)
         try:
             return self._run()
         except Exception:
@@ -324,6 +326,7 @@ class _Ingest:
                 examine.invalidate(self.work, bucket)
 
         def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
+            self.check_lock()
             storage.remove_tree(fault_dir)
             total = Progress(listing.found - listing.reject_count, listing.bytes)
             if len(buckets) < len(listing.buckets):
@@ -394,6 +397,7 @@ class _Ingest:
 
     def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask) -> list[Failure]:
         def run_pass(shards: Sequence[ShardTask], _: bool) -> None:
+            self.check_lock()
             remove_failure_notes(self.work)
             total = sum(shard.rows.images for shard in shards)
             transform = WriteShards(self._write_units(shards), task, shards)

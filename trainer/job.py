@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -40,14 +41,14 @@ from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
-from trainer.training.strategy import check_batch, check_gpus, distribute, first_host, scope, strategy_host
+from trainer.training.strategy import Distributed, check_batch, check_gpus, distribute, first_host, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
 # Options that do not change the weights, so that a training can continue with other values.
 _NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
-    "train": ("checkpoint_steps", "gpus", "profile_steps"),
+    "train": ("checkpoint_steps", "gpus", "memory_growth", "prefetch_to_device", "profile_steps"),
 }
 
 
@@ -166,7 +167,7 @@ def fit(
             core=core,
             loss=make_loss(options, job.multi, class_weights(options, job.dataset, job.train_split)),
             metrics=partial(make_metrics, options, job.multi, job.dataset.labels),
-            train=lambda start, meter: distribute(strategy, partial(_make_train_batches, job, start, meter)),
+            train=partial(_distribute_batches, job, strategy),
             validate=_make_validation(job, core, model, log_dir, strategy),
             steps=steps,
             batch_size=job.config.input.batch_size,
@@ -276,6 +277,12 @@ def _mixed_precision(options: TrainOptions) -> Iterator[None]:
         keras.config.set_dtype_policy(previous)
 
 
+def _distribute_batches(
+    job: Job, strategy: tf.distribute.Strategy | None, start: Position, meter: WaitMeter
+) -> tf.data.Dataset | Distributed:
+    return distribute(strategy, partial(_make_train_batches, job, start, meter), job.config.train.prefetch_to_device)
+
+
 @without_autograph
 def _make_train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
     options = job.config.input
@@ -290,11 +297,13 @@ def _make_validation(
 ) -> Callable[[int], Mapping[str, float]]:
     """Returns a function from the epoch to the figures of the eval split.
 
-    The evaluation of Keras has all metrics; `trainer.evaluation.evaluate` has intervals and runs on several hosts.
+    The evaluation of Keras has all metrics; `trainer.evaluation.evaluate` has intervals and runs on several hosts. All
+    batches have one size, so that the model is compiled once for evaluation.
     """
+    options = dataclasses.replace(job.config.input, pad_batches=True)
 
     def batches(host: Host) -> tf.data.Dataset:
-        return make_dataset(job.path, job.eval_split, job.config.input, training=False, host=host)
+        return make_dataset(job.path, job.eval_split, options, training=False, host=host)
 
     if _uses_intervals(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
@@ -329,8 +338,6 @@ def _make_converter(job: Job) -> Any:
 
 def _padding_factor(job: Job) -> float:
     """Returns the number of rows of validation per image."""
-    if not job.config.input.pad_batches:
-        return 1.0
     images = epoch_records(job.path, job.eval_split, job.config.input, training=False)
     batch = job.config.input.batch_size
     return -(-images // batch) * batch / images

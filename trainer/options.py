@@ -75,6 +75,10 @@ class TrainOptions(Options):
         machines, `tpu`.
       gpus: number of GPUs that each machine must have; training ends before it begins if TensorFlow finds fewer. 0 does
         not check, so that a training may run on the CPU.
+      memory_growth: allocate the memory of GPUs as it is needed; off, TensorFlow takes nearly all of it at the start,
+        which avoids fragmentation.
+      prefetch_to_device: number of batches that are copied to each GPU or TPU ahead of their step, and need its memory;
+        0 copies at the step. Without an accelerator it has no effect.
       checkpoint_steps: steps between checkpoints within an epoch; 0 writes them only at the end of epochs.
       profile_steps: window of steps to profile, such as `10-20`, counted from 0 at the start of the training; empty for
         none.
@@ -116,6 +120,8 @@ class TrainOptions(Options):
     deterministic: bool = False
     strategy: Annotated[str, OneOf(("default", "mirrored", "multi_worker", "tpu"))] = "default"
     gpus: Count = 0
+    memory_growth: bool = True
+    prefetch_to_device: Count = 0
     checkpoint_steps: Count = 0
     profile_steps: str = ""
 

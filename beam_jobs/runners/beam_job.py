@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -107,38 +108,45 @@ class JobFile:
         values |= {"address": result.address, "text": result.text}
         storage.write_bytes(self.path, json.dumps(values).encode(), durable=False)
 
-    def remove(self) -> None:
-        """Removes the address of a job that has ended."""
-        storage.remove(self.path)
+    def remove(self, address: dict[str, str]) -> None:
+        """Removes the address of a job that has ended, unless another command began a job meanwhile."""
+        with contextlib.suppress(OSError, ValueError, KeyError):  # another run finds that the job has ended
+            if json.loads(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))["address"] == address:
+                storage.remove(self.path)
 
     def follow(self, make_pipeline: MakePipeline, watch: Watch, report: Callable[[str], object]) -> None:
         """Waits for the end of a job that an earlier command left running; returns at once if there is none.
 
         Raises:
           OptionError: the job runs, and another command began it, or it runs on another engine.
-          FeedlineError: the job failed.
+          FeedlineError: the file cannot be read, or the service gives no answer.
         """
         try:
             values = json.loads(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))
             stage, text, address = str(values["stage"]), str(values["text"]), dict(values["address"])
             total = Progress(int(values["images"]), int(values["bytes"]))
-        except (OSError, ValueError, TypeError, KeyError):
-            return  # no job, or a file that a killed command did not finish
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+            return  # no job, or a file of another program
+        except OSError as error:  # a job may run, and a second one must not begin
+            raise FeedlineError(f"{self.path} cannot be read: {error}; run the same command again") from error
         remedy = f"wait for its end or cancel it, then remove {self.path}"
         engine = getattr(make_pipeline, "engine", "")
         if address.get("engine") != engine:
             raise OptionError(f"{text} of an earlier command may still run; use its runner again, or {remedy}")
         result = make_pipeline.attach(address)  # type: ignore[attr-defined]
         if result is None:
-            self.remove()
+            self.remove(address)
             return
         if values.get("command") != self.command:
             raise OptionError(f"{text} runs for an ingest with other options; repeat that command, or {remedy}")
         report(f"following {text}")
         system.local_progress.reset()
         job = _Job(None, self)
-        with _explain_errors(stage, job, resumable=True), watch(stage, total, job.done):
-            job.follow(result)
+        try:
+            with _explain_errors(stage, job, resumable=True), watch(stage, total, job.done):
+                job.follow(result)
+        except FeedlineError as error:  # it failed, or was cancelled: this run does the rest
+            report(f"{text} did not finish: {error}")
 
 
 def run_job(
@@ -174,10 +182,7 @@ def run_job(
         if isinstance(pipeline, StagePipeline):
             pipeline.stage, pipeline.units = stage, getattr(transform, "unit_count", 0)
         pipeline | transform.label >> transform
-        result = pipeline.run()
-        if file and hasattr(result, "address"):
-            file.write(stage, total, result)
-        job.follow(result)
+        job.follow(pipeline.run(), partial(file.write, stage, total) if file else None)
 
 
 @contextlib.contextmanager
@@ -231,14 +236,21 @@ class _Job:
         self._result: Any = None
         self.remark = ""  # what still runs after an error
 
-    def follow(self, result: Any) -> None:
-        """Waits for a running job, the source of `done` from now on; cancels it after an error, or leaves it."""
+    def follow(self, result: Any, note: Callable[[Any], None] | None = None) -> None:
+        """Waits for a running job, the source of `done` from now on; cancels it after an error, or leaves it.
+
+        Args:
+          result: result of the job.
+          note: takes the result of a job on a service, and stores its address; None when it is stored.
+        """
         self._result = result
         file = self._file if hasattr(result, "address") else None
         try:
+            if file and note:
+                note(result)
             state = _wait_until_finish(result)
         except BaseException as error:
-            if file and _was_interrupted(error) and file.leave(result.text):
+            if file and _was_interrupted(error) and _is_left(file, result.text):
                 self.remark = f"{result.text} continues, and the same command follows it"
                 raise
             self.remark = _NOT_CANCELLED  # stays when a second Ctrl-C interrupts `cancel`
@@ -246,10 +258,10 @@ class _Job:
                 result.cancel()
                 self.remark = ""
                 if file:
-                    file.remove()
+                    file.remove(result.address)
             raise
         if file:
-            file.remove()
+            file.remove(result.address)
         if state not in (None, PipelineState.DONE):
             raise RuntimeError(f"the job ended as {state}")
 
@@ -269,6 +281,13 @@ class _Job:
             with contextlib.suppress(Exception):
                 progress = max(progress, self._tally(), key=lambda candidate: candidate.images)
         return progress
+
+
+def _is_left(file: JobFile, text: str) -> bool:
+    try:
+        return file.leave(text)
+    except BaseException:  # noqa: BLE001 - another signal, or a terminal that is gone: the job is cancelled
+        return False
 
 
 def _wait_until_finish(result: Any) -> Any:

@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import yaml
 from packaging.requirements import Requirement
 from pydantic.dataclasses import dataclass
 
@@ -328,7 +329,7 @@ class Options(settings.Options):
             or the code cannot run in the image of the workers.
         """
         check_reachable(ingest)
-        if not self.sdk_container_image and stack.name() == stack.LEGACY:
+        if not (self.sdk_container_image or self.package or self.setup_file) and stack.name() == stack.LEGACY:
             # Its `google.api_core` imports a module of protobuf that version 3 does not have.
             raise OptionError(
                 f"sdk_container_image is not set; the legacy stack would put protobuf {metadata.version('protobuf')} "
@@ -393,6 +394,9 @@ class Options(settings.Options):
         )
 
 
+_ALIASES = {"machine_type": "worker_machine_type", "label": "labels"}  # of arguments of Beam
+
+
 def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
     """Returns the arguments of Beam for the components of a pipeline, checked and completed as those of an ingest.
 
@@ -404,27 +408,32 @@ def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
     Raises:
       OptionError: an argument is invalid or missing.
     """
-    values: dict[str, Any] = {"sdk_container_image": image, "labels": {}}
+    runner = next((text for text in arguments if text.startswith("--runner=")), "")
+    if runner.lower() not in ("--runner=dataflowrunner", "--runner=dataflow"):
+        return list(arguments)
+    values: dict[str, Any] = {"labels": {}}
     others, option_fields = [], settings.fields(Options)
     for text in arguments:
         name, _, value = text.removeprefix("--").partition("=")
+        name = _ALIASES.get(name, name)
         if name == "no_use_public_ips":
             values["use_public_ips"] = False
         elif name == "labels":
             key, _, label = value.partition("=")
             values["labels"][key] = label
-        elif name in option_fields and name not in ("labels", "name", "use_public_ips", "vcpu_hour_price"):
-            values[name] = yaml_text.parse_value(value, option_fields[name].hint is str)
-        else:
+        elif name in option_fields and name not in ("vcpu_hour_price", "package"):
+            try:
+                values[name] = yaml_text.parse_value(value, option_fields[name].hint is str)
+            except yaml.YAMLError as error:
+                raise OptionError(f"beam_args holds {text!r}, which is not a YAML value") from error
+        elif text != runner:
             others.append(text)
-    runner = next((text for text in others if text.startswith("--runner=")), "")
-    if runner.lower() not in ("--runner=dataflowrunner", "--runner=dataflow"):
-        return list(arguments)
-    others.remove(runner)
+    if not values.get("setup_file"):
+        values.setdefault("sdk_container_image", image)
     options = settings.from_mapping(Options, {**values, "beam_args": others}, "beam_args")
-    if not (options.sdk_container_image or options.setup_file or options.package):
+    if not (options.sdk_container_image or options.setup_file):
         raise OptionError(
             "beam_args has no --sdk_container_image; workers of Dataflow run the components in an image with Feedline, "
             "see the first lines of Dockerfile"
         )
-    return options.arguments("")
+    return [*options.arguments(""), *([f"--job_name={options.job_name}"] if "job_name" in values else [])]

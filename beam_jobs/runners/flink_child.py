@@ -102,7 +102,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 def _clear(leftovers: Leftovers) -> None:
     for _ in range(_TRIES if leftovers.url else 0):
-        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        with contextlib.suppress(*NO_ANSWER):
             cancel(leftovers.url, leftovers.job)
             break
         time.sleep(_POLL_S)

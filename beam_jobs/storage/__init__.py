@@ -31,7 +31,6 @@ from beam_jobs.errors import DiskError
 if TYPE_CHECKING:
     from beam_jobs.storage.object_stores import ListedObject, Store
 
-
 # Errors of a name that no file has or can have. Other errors may be temporary.
 _NO_FILE_ERRORS = frozenset(
     {
@@ -320,9 +319,9 @@ def write_bytes(path: str, data: bytes, scratch: str = "", durable: bool = True)
     if is_remote(path):
         with _remote(path) as store:
             store.write(path, data)
-        return
-    with atomic_writer(path, scratch, durable) as stream:
-        stream.write(data)
+    else:
+        with atomic_writer(path, scratch, durable) as stream:
+            stream.write(data)
 
 
 def make_dirs(path: str) -> None:
@@ -386,9 +385,8 @@ def remove_tree(path: str) -> None:
 def list_files(directory: str) -> list[str]:
     """Returns the sorted names of the files in a directory; empty when it does not exist."""
     if not is_remote(directory):
-        if not os.path.isdir(directory):
-            return []
-        return sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
+        entries = os.scandir(directory) if os.path.isdir(directory) else ()
+        return sorted(entry.name for entry in entries if entry.is_file())
     return sorted(entry.path for entry in list_objects(directory) if "/" not in entry.path)
 
 

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -165,7 +166,7 @@ def _lock_object(path: str, report: Callable[[str], object] | None = None) -> It
             _remove_ended(path, storage.read_bytes(path), report)
     else:
         raise OSError(f"{path} cannot be locked: other processes created and removed it {_ATTEMPTS} times; try again")
-    lease = _lease(path, owner)
+    lease, ended = _lease(path, owner), threading.Event()
 
     def check() -> None:
         try:
@@ -178,6 +179,8 @@ def _lock_object(path: str, report: Callable[[str], object] | None = None) -> It
     def renew() -> None:
         with contextlib.suppress(OSError):  # the next renewal may succeed
             storage.write_bytes(lease, uuid.uuid4().bytes)
+            if ended.is_set():  # the store took longer than the end of the block waits
+                storage.remove(lease)
 
     _owned.add(owner.token)
     try:
@@ -186,6 +189,7 @@ def _lock_object(path: str, report: Callable[[str], object] | None = None) -> It
             yield check
     finally:
         _owned.remove(owner.token)
+        ended.set()
         with contextlib.suppress(OSError):  # the next owner on this machine replaces it
             if storage.read_bytes(path) == content:
                 storage.remove(path)

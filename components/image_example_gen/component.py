@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import logging
 import os
 from collections.abc import Mapping
@@ -127,7 +128,9 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         options = dataclasses.replace(read_options(properties), out=out)
         # TFX creates a directory for every attempt and removes it after a failure; the work directory remains.
         attempts, shared = os.path.dirname(out), properties.get(WORK_DIR_KEY)
-        name = f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}"
+        # Where no driver reads the content, the source stands for it; the ingest itself notices changed files.
+        content = fingerprint or hashlib.sha256(options.source.encode()).hexdigest()
+        name = f"{_WORK_PREFIX}{options.digest()[:16]}-{content[:16]}"
         work = storage.join(shared or attempts, name)
         result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work)
         for name in [] if shared else storage.list_dirs(attempts):

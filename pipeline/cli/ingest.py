@@ -169,14 +169,11 @@ def leave_job(text: str) -> bool:
     Args:
       text: names the job.
     """
-    if signals.code() == signals.TERMINATED or not sys.stdin.isatty():
+    if signals.code() == signals.TERMINATED or sys.stdin is None or not sys.stdin.isatty():
         return True
     say(f"{text} continues in {_ASK_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], _ASK_S)
-        return not (ready and sys.stdin.readline().strip().lower() == "c")
-    except KeyboardInterrupt:
-        return False
+    ready, _, _ = select.select([sys.stdin], [], [], _ASK_S)
+    return not (ready and sys.stdin.readline().strip().lower() == "c")
 
 
 def read_request(

@@ -10,6 +10,7 @@ that is not finished lies in one directory for all runs, where the next attempt 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -180,7 +181,8 @@ def _kubernetes(spec: Mapping[str, Any], options: KubeflowOptions) -> dict[str, 
             for variable, (name, key) in keys.items()
         ]
     executors = spec["deploymentSpec"]["executors"].items()
-    labels = {label: settings for label, executor in executors if "container" in executor}
+    # Copies, because YAML would write references to one object.
+    labels = {label: copy.deepcopy(settings) for label, executor in executors if "container" in executor}
     return {"platforms": {"kubernetes": {"deploymentSpec": {"executors": labels}}}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -65,6 +66,8 @@ class Trained:
     executions: int
     words: str
     log_dir: Path
+    growth: str
+    buffers: list[int]
 
     @property
     def history(self) -> dict[str, list[float]]:
@@ -166,6 +169,7 @@ FROZEN = {"train.frozen": True}
 THAWED = {**FROZEN, "train.unfreeze_epoch": 1}
 DROPS = {**SGD, "train.momentum": 0.0, "train.schedule": "step", "train.warmup_epochs": 0.0}
 NEVER_BETTER = 10.0
+MIRRORED = {"train.strategy": "mirrored"}
 BEST = {"train.keep": "best", "train.epochs": 3}
 
 ROWS = [
@@ -219,6 +223,8 @@ ROWS = [
     row("train.steps_per_execution", 2, lambda found: found.executions, (2 * STEPS, STEPS), same=figures),
     row("train.strategy", "mirrored", lambda found: "mirrored" in found.words.lower(), (False, True)),
     row("train.gpus", 1, lambda found: isinstance(found, OptionError), (False, True)),
+    row("train.memory_growth", False, lambda found: found.growth, ("true", "false"), same=values),
+    row("train.prefetch_to_device", 3, lambda found: found.buffers, ([1], [3]), given=MIRRORED, same=values),
     row("train.checkpoint_steps", 3, lambda found: found.steps, ([4, 8], [3, 4, 6, 8]), same=values),
     row(
         "train.profile_steps", "1-2", lambda found: any(found.log_dir.rglob("*.xplane.pb")), (False, True), same=values
@@ -274,8 +280,16 @@ def train(dataset: Path, settings: Mapping[str, Any], out: Path) -> Trained:
         std_rgb=data.channels.std_rgb,
     )
     watch, checkpoints, words = Watch(), Noted(str(out / "checkpoints")), []
-    strategy = make_strategy(config.train.strategy)
-    model, progress = fit(job, checkpoints, str(out / "log"), (watch,), strategy, words.append)
+    strategy = make_strategy(config.train.strategy, config.train.memory_growth)
+    buffers, make_options = [], tf.distribute.InputOptions
+
+    def note_buffer(**options):
+        buffers.append(options["experimental_per_replica_buffer_size"])
+        return make_options(**options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.distribute, "InputOptions", note_buffer)
+        model, progress = fit(job, checkpoints, str(out / "log"), (watch,), strategy, words.append)
     return Trained(
         model=model,
         start=watch.start,
@@ -285,6 +299,8 @@ def train(dataset: Path, settings: Mapping[str, Any], out: Path) -> Trained:
         executions=watch.executions,
         words="\n".join(words),
         log_dir=out / "log",
+        growth=os.environ["TF_FORCE_GPU_ALLOW_GROWTH"],
+        buffers=buffers,
     )
 
 

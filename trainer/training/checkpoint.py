@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -144,19 +144,21 @@ class Checkpoints:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self._check_lock: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Locks the checkpoints against other trainings for the duration of the block.
 
         Raises:
-          OptionError: another training writes them.
+          OptionError: another training writes them. `save` and `clear` raise it when another one took them over,
+            because this one stood still for longer than a lease is valid.
         """
         path = f"{self.directory}-lock"
         storage.make_dirs(os.path.dirname(path))
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(lock.locked(path))
+                self._check_lock = stack.enter_context(lock.locked(path))
             except lock.Locked as error:
                 raise OptionError(
                     f"{self.directory} is in use by another training: {error}; wait for its end"
@@ -189,6 +191,7 @@ class Checkpoints:
         Raises:
           DiskError: a local disk cannot store it; the previous checkpoints remain complete.
         """
+        self._check_owner()
         size = sum(value.nbytes for value in checkpoint.arrays.values())
         with disk.explain_errors("writing a checkpoint", self.directory, needed=lambda: size):
             self._save(step, checkpoint)
@@ -215,7 +218,16 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints."""
+        self._check_owner()
         storage.remove_tree(self.directory)
+
+    def _check_owner(self) -> None:
+        try:
+            self._check_lock()
+        except lock.Locked as error:
+            raise OptionError(
+                f"{self.directory} was taken over by another training, {error}; wait for its end"
+            ) from None
 
     def _names(self) -> list[str]:
         return sorted(name for name in storage.list_dirs(self.directory) if re.fullmatch(_PREFIX + r"\d+", name))

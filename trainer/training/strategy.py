@@ -132,7 +132,7 @@ class Distributed:
     element_spec: Any
 
 
-def make_strategy(name: str) -> tf.distribute.Strategy | None:
+def make_strategy(name: str, memory_growth: bool = True) -> tf.distribute.Strategy | None:
     """Returns a strategy; None for `default`, one device.
 
     `mirrored` takes all GPUs, or without one all logical CPU devices. `multi_worker` reads the environment variable
@@ -148,6 +148,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
 
     Args:
       name: `default`, `mirrored`, `multi_worker` or `tpu`.
+      memory_growth: whether TensorFlow allocates the memory of GPUs as it is needed, or nearly all of it now.
 
     Returns:
       the strategy, in whose scope `fit_job` builds the model; None for one device.
@@ -155,6 +156,8 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
     Raises:
       OptionError: the name is unknown, `TF_CONFIG` is wrong, or there is no TPU.
     """
+    # The variable takes precedence over the function of TensorFlow, and the command line sets it.
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = str(memory_growth).lower()
     if name == "default":
         return None
     if name == "mirrored":
@@ -259,13 +262,24 @@ def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
     )
 
 
-def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf.data.Dataset | Distributed:
+def prefetch(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Returns batches of which `count` are copied to the accelerator ahead; unchanged for 0, and without one."""
+    if accelerator := next((one.name for one in tf.config.list_logical_devices() if one.device_type != "CPU"), ""):
+        return batches.apply(tf.data.experimental.prefetch_to_device(accelerator, count)) if count else batches
+    return batches
+
+
+def distribute(
+    strategy: tf.distribute.Strategy | None, make: MakeBatches, prefetch_to_device: int = 0
+) -> tf.data.Dataset | Distributed:
     """Builds the input of a training, for `fit.fit`.
 
     Args:
       strategy: strategy whose replicas share the batches.
       make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`. A strategy that
         controls several hosts from this process, as of a slice of TPUs, gets the batches of each.
+      prefetch_to_device: number of batches that are copied to each device of a strategy ahead of their step; 0 for
+        TensorFlow's default, one.
 
     Returns:
       the dataset of this host; with a strategy, its distributed form.
@@ -274,7 +288,7 @@ def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf
       OptionError: the batch size of a host is not divisible by the number of its replicas.
     """
     if strategy is None:
-        return make(Host())
+        return prefetch(make(Host()), prefetch_to_device)
     specs = []
 
     def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -287,7 +301,8 @@ def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf
 
     # This takes one pipeline per host and passes its elements to the replicas in turn. With
     # `experimental_distribute_dataset` every host would read all records, or shard by file, which changes the steps.
-    batches = strategy.distribute_datasets_from_function(make_part)
+    ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=max(1, prefetch_to_device))
+    batches = strategy.distribute_datasets_from_function(make_part, ahead)
     return Distributed(batches=batches, element_spec=specs[0])
 
 

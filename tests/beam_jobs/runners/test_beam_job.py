@@ -13,7 +13,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineS
 
 from beam_jobs.common import system
 from beam_jobs.common.system import Progress
-from beam_jobs.errors import FeedlineError, SourceError
+from beam_jobs.errors import FeedlineError, OptionError, SourceError
 from beam_jobs.runners.beam_job import JobFile, local_pipeline, no_watch, run_job
 from beam_jobs.stages.resume import write_units
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
@@ -210,6 +210,67 @@ def test_a_job_that_ends_otherwise_than_done_has_failed():
     with pytest.raises(FeedlineError, match="^examining failed: the job ended as CANCELLED; what was finished is kept"):
         run(nothing, watch, lambda: beam.Pipeline(runner=Cancelled()))
     assert watch.ended == Progress()  # metrics that cannot be had break nothing
+
+
+class OnService(PipelineRunner):
+    """A service whose job runs until it is cancelled; the first wait is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = False
+
+    def run_pipeline(self, pipeline, options):
+        return _Interrupted(self)
+
+
+class _Interrupted(PipelineResult):
+    address, text = {"engine": "far"}, "the job far away"
+
+    def __init__(self, runner: OnService) -> None:
+        super().__init__(PipelineState.RUNNING)
+        self._runner = runner
+
+    def wait_until_finish(self, duration=None):
+        raise KeyboardInterrupt
+
+    def cancel(self):
+        self._runner.cancelled = True
+
+
+def on_service(file: JobFile) -> OnService:
+    """Runs a job there until it is interrupted, or the file of its address cannot be written."""
+    runner = OnService()
+    with pytest.raises((KeyboardInterrupt, FeedlineError)):
+        run_job("examining", TOTAL, Stage(nothing), lambda: beam.Pipeline(runner=runner), no_watch, file)
+    return runner
+
+
+def fail(_: str) -> bool:
+    raise OSError("the terminal is gone")
+
+
+def test_a_job_that_nobody_left_is_cancelled_and_one_that_was_left_has_its_address_in_a_file(tmp_path):
+    for name, leave in (("gone", fail), ("asked", lambda _: False)):
+        assert on_service(JobFile(path=str(tmp_path / name), leave=leave)).cancelled, name
+    (tmp_path / "file").touch()
+    assert on_service(JobFile(path=str(tmp_path / "file" / "no directory"))).cancelled, "nobody would find it"
+    assert os.listdir(tmp_path) == ["file"]
+    left = JobFile(path=str(tmp_path / "left"), leave=lambda _: True)
+    assert not on_service(left).cancelled
+    with pytest.raises(
+        OptionError, match="^the job far away of an earlier command may still run; use its runner again"
+    ):
+        left.follow(local_pipeline, no_watch, print)
+    left.remove({"engine": "another job"})
+    assert (tmp_path / "left").exists()
+    left.remove(_Interrupted.address)
+    left.follow(local_pipeline, no_watch, print)
+
+
+def test_a_file_that_cannot_be_read_begins_no_second_job(tmp_path):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(FeedlineError, match="job cannot be read: .*; run the same command again"):
+        JobFile(path=str(tmp_path / "job")).follow(local_pipeline, no_watch, print)
 
 
 def test_a_job_that_cannot_be_built_leaves_no_temporary_directory():

@@ -182,6 +182,13 @@ def test_components_of_a_pipeline_get_the_arguments_of_an_ingest():
     assert (worker.sdk_container_image, worker.num_workers, worker.max_num_workers) == ("registry/feedline:1", 3, 10)
     assert (worker.use_public_ips, cloud.labels, cloud.dataflow_kms_key) == (False, ["team=vision"], "k")
     assert found.view_as(SetupOptions).save_main_session is False
+    aliases = ("--machine_type=n2-highmem-8", "--label=team=a", "--job_name=photos", "--use_public_ips=false")
+    renamed = PipelineOptions(
+        component_arguments((*BEAM_ARGS, *aliases, "--setup_file=setup.py"), "registry/feedline:1")
+    )
+    worker, cloud = renamed.view_as(WorkerOptions), renamed.view_as(GoogleCloudOptions)
+    assert (worker.machine_type, worker.use_public_ips, worker.sdk_container_image) == ("n2-highmem-8", False, None)
+    assert (cloud.labels, cloud.job_name) == (["team=a"], "photos")
     own = PipelineOptions(component_arguments((*BEAM_ARGS, "--sdk_container_image=own"), "registry/feedline:1"))
     assert own.view_as(WorkerOptions).sdk_container_image == "own"
     for other in (LOCAL_BEAM_ARGS, ("--runner=FlinkRunner", "--project=?", "--password", "x")):
@@ -195,6 +202,7 @@ def test_components_of_a_pipeline_get_the_arguments_of_an_ingest():
         (BEAM_ARGS[:-1], "beam_args.temp_location is missing"),
         ((*BEAM_ARGS, "--num_workers=many"), "beam_args.num_workers is the text 'many'; it must be a whole number"),
         ((*BEAM_ARGS, "--region=us-central1-a"), "which is a zone; name its region, us-central1"),
+        ((*BEAM_ARGS, "--num_workers=["), r"beam_args holds '--num_workers=\[', which is not a YAML value"),
         ((*BEAM_ARGS, "--save_main_session"), "beam_args holds '--save_main_session'; remove it"),
     ],
 )

@@ -20,6 +20,7 @@ from trainer.training.strategy import (
     distribute,
     make_strategy,
     parse_cluster,
+    prefetch,
     share_batch,
 )
 
@@ -92,6 +93,11 @@ def test_a_gpu_that_is_missing_is_one_line():
     check_gpus(0)
     with pytest.raises(OptionError, match="^gpus is 2 and TensorFlow finds 0 GPUs here; .* or set gpus to 0 to train"):
         check_gpus(2)
+
+
+def test_without_an_accelerator_nothing_is_copied_to_one():
+    batches = tf.data.Dataset.range(3)
+    assert prefetch(batches, 2) is batches
 
 
 def test_gradients_cannot_be_accumulated_under_a_strategy():

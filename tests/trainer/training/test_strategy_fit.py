@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from tests.trainer.workers.task import (
     train,
     training_batches,
 )
+from trainer.evaluation.intervals import Tally, figure
 from trainer.input.position import Host
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -228,3 +230,20 @@ def test_ragged_columns_reach_two_replicas_without_a_sparse_tensor(trainings, gr
     # What the check would find: the same column as a sparse tensor.
     sparse = training_batches(str(greys), Host()).map(lambda inputs, label: (inputs["tags"].to_sparse(), label))
     assert "DeserializeSparse" in dataset_ops(sparse.map(lambda tags, label: (tf.sparse.to_dense(tags), label)))
+
+
+def test_eight_devices_with_the_options_of_an_accelerator_count_every_image_once(greys, tmp_path):
+    """bfloat16, several steps an execution, batches ahead, and an evaluation whose last batch is one of 9 images."""
+    command = [sys.executable, "-m", "tests.trainer.workers.eight", str(greys), str(tmp_path / "found")]
+    done = subprocess.run(command, cwd=ROOT, env=environment_with(""), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "found").read_text())
+    assert "per replica 2 (hosts 1, replicas 8)" in found["words"]
+    assert found["step"] == 12
+    assert found["executions"] == [2, 5] * 2, "no return to Python between the steps of an execution"
+    assert found["dtypes"] == ["bfloat16 float32"]
+    history = found["history"]
+    assert all(math.isfinite(value) for value in (*history["loss"], *history["val_loss"]))
+    for share, low, high in zip(*(history[f"val_accuracy{name}"] for name in ("", "_low", "_high")), strict=True):
+        wilson = figure(Tally.from_values(np.arange(EVALUATED) < round(share * EVALUATED), np.ones(EVALUATED)), 0.95)
+        assert (share, low, high) == pytest.approx((wilson.value, wilson.low, wilson.high)), "of 25 images"
