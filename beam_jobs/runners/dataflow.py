@@ -261,7 +261,8 @@ class Options(settings.Options):
       temp_location: `gs://BUCKET/DIR` of temporary files.
       staging_location: `gs://BUCKET/DIR` that the code is staged in; `temp_location` when empty.
       worker_machine_type: Compute Engine type of a worker. A process a core holds TensorFlow and 32 images at most.
-      num_workers: workers to begin with; 0 for one for as many units of work as it has cores.
+      num_workers: workers to begin with; 0 for the fewest that end the units of work in as many rounds as the most
+        workers would.
       max_num_workers: workers at most. The service would go to hundreds; this is a limit on the bill.
       autoscaling_algorithm: `THROUGHPUT_BASED`, or `NONE` for exactly `num_workers`.
       disk_size_gb: disk of a worker. It holds the operating system and the image; shards stream through.
