@@ -39,6 +39,7 @@ from tests.stores import emulators
 
 pytestmark = pytest.mark.cluster
 
+IMAGE = {"sdk_container_image": "registry/feedline:1"}  # the command refuses the wheel of the legacy stack
 PROJECT = {"project": "my-project-1", "region": "us-central1"}
 
 
@@ -204,7 +205,7 @@ def test_a_template_runs_the_whole_ingest_on_workers(photos, dataset, bucket, se
     source, out, config = bucket.put_tree("photos", photos), f"{bucket.url}/out", f"{bucket.url}/pipeline.yaml"
     settings = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}
     endpoint = f"--dataflow_endpoint={service.url}"
-    storage.write_bytes(config, json.dumps({"ingest": settings, "engine": {"beam_args": [endpoint]}}).encode())
+    storage.write_bytes(config, json.dumps({"ingest": settings, "engine": {"beam_args": [endpoint], **IMAGE}}).encode())
     parameters = [
         f"--source={source}",
         f"--out={out}",
@@ -342,7 +343,7 @@ def test_a_refusal_of_the_service_says_what_to_do(photos, bucket, service, capfd
 def test_a_dry_run_estimates_and_writes_nothing(photos, bucket):
     source = bucket.put_tree("photos", photos)
     before = bucket.names()
-    settings = [f"{key}={value}" for key, value in {**PROJECT, "temp_location": f"{bucket.url}/tmp"}.items()]
+    settings = [f"{key}={value}" for key, value in {**PROJECT, **IMAGE, "temp_location": f"{bucket.url}/tmp"}.items()]
     chosen = [f"--runner-option={setting}" for setting in (*settings, "vcpu_hour_price=0.5")]
     done = feedline(
         "ingest", source, "--out", f"{bucket.url}/out", "--dry-run", "--json", "--runner", "dataflow", *chosen
