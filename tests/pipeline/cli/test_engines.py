@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from beam_jobs import runners
+from beam_jobs import runners, stack
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import flink
@@ -117,7 +117,8 @@ def test_the_section_ingest_counts_but_for_its_source_and_options_win(photos, da
 # --- what workers of Dataflow have
 
 
-def test_a_source_in_s3_needs_workers_that_have_a_client_for_it():
+def test_a_source_in_s3_needs_workers_that_have_a_client_for_it(monkeypatch):
+    monkeypatch.setattr(stack, "name", lambda: stack.CURRENT)  # on the legacy stack every source needs an image
     ingest = IngestOptions(source="s3://bucket/photos", out="gs://bucket/dataset")
     where = ["project=my-project-1", "region=us-central1", "temp_location=gs://bucket/temp"]
     with pytest.raises(OptionError, match="is in S3, .*; set sdk_container_image to an image built with"):

@@ -75,7 +75,8 @@ def test_each_host_of_a_strategy_that_controls_several_reads_its_own_part(shades
     class Slice:
         num_replicas_in_sync = 4
 
-        def distribute_datasets_from_function(self, make):
+        def distribute_datasets_from_function(self, make, options):
+            assert options.experimental_per_replica_buffer_size == 1
             parts = [make(tf.distribute.InputContext(2, index, 4)) for index in range(2)]
             return [[features["key"].tolist() for features, _ in part.as_numpy_iterator()] for part in parts]
 
