@@ -112,6 +112,7 @@ def commands(jar: str) -> tuple[tuple[str, list[str]], ...]:
     return ("here", []), ("there", ["--runner", "flink", *flink])
 
 
+@pytest.mark.timeout(900)  # 200 s on two idle cores
 def test_the_components_of_a_run_work_on_an_embedded_cluster(jar, photos, tmp_path):
     java = flink_job_server.find_java()
     with flink_job_server.running_server(
@@ -147,7 +148,7 @@ class ListFolder(beam.PTransform):
 def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
     with pytest.raises(FeedlineError) as failed, engine(jar, retries=0, log_dir=str(tmp_path)).open() as make_pipeline:
         run_job("examining", Progress(1), ListFolder(), make_pipeline, no_watch)
-    words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; what was finished"
+    words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; run the same command again"
     assert str(failed.value).startswith(words)
     assert str(failed.value).endswith(f"; the log of Flink is {tmp_path / 'flink.log'}")
     assert "Traceback" in (tmp_path / "flink.log").read_text()
@@ -183,8 +184,9 @@ def test_two_task_managers_make_the_bytes_of_the_in_process_runner(jar, standalo
     assert files_under(tmp_path / "out") == plain
 
 
-def command_on(standalone, jar: str, source: Path, out: Path) -> list[Path | str]:
-    settings = {"flink_master": f"localhost:{standalone.rest_port}", "parallelism": 2, "job_server_jar": jar}
+def command_on(standalone, jar: str, source: Path, out: Path, parallelism: int = 2) -> list[Path | str]:
+    place = f"localhost:{standalone.rest_port}"
+    settings = {"flink_master": place, "parallelism": parallelism, "job_server_jar": jar}
     options = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
     command = [Path(sys.executable).parent / "feedline", "ingest", source, "--out", out, "--runner", "flink"]
     same = options_of(source, out)
@@ -198,7 +200,7 @@ def test_an_interrupted_command_without_a_terminal_leaves_its_job_and_the_same_c
     jar, standalone, many, plain, tmp_path
 ):
     before = standalone.jobs()
-    command = command_on(standalone, jar, many, tmp_path / "out")
+    command = command_on(standalone, jar, many, tmp_path / "out", parallelism=1)  # slower than the second one starts
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **streams) as running:
         try:
