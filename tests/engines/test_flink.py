@@ -148,7 +148,7 @@ class ListFolder(beam.PTransform):
 def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
     with pytest.raises(FeedlineError) as failed, engine(jar, retries=0, log_dir=str(tmp_path)).open() as make_pipeline:
         run_job("examining", Progress(1), ListFolder(), make_pipeline, no_watch)
-    words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; run the same command again"
+    words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; run the same"
     assert str(failed.value).startswith(words)
     assert str(failed.value).endswith(f"; the log of Flink is {tmp_path / 'flink.log'}")
     assert "Traceback" in (tmp_path / "flink.log").read_text()
