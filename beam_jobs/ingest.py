@@ -29,16 +29,7 @@ from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import NO_IMAGES, ExistingImages, Plan, make_plan
 from beam_jobs.rejects import Reject
-from beam_jobs.runners.beam_job import (
-    JobFile,
-    Leave,
-    MakePipeline,
-    Watch,
-    always_cancel,
-    local_pipeline,
-    no_watch,
-    run_job,
-)
+from beam_jobs.runners.beam_job import JobFile, MakePipeline, ServicePipelines, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -79,7 +70,7 @@ def run(
     report: Report | None = None,
     work: str = "",
     watch: Watch = no_watch,
-    leave: Leave = always_cancel,
+    leave: Callable[[str], bool] | None = None,
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
@@ -98,8 +89,8 @@ def run(
       report: takes one line of text for each finished stage.
       work: directory of the files between the stages, on the filesystem of `out`; `OUT/_work` when empty.
       watch: shows the progress of the two jobs.
-      leave: takes a text that names a job on a service after Ctrl-C; returns whether the job is left running there. The
-        next run with the same options follows it.
+      leave: takes a text that names a job on a service after Ctrl-C; returns whether the job is left running there, for
+        the next run with the same options to follow. None cancels it.
 
     Returns:
       manifest of the published dataset.
@@ -110,7 +101,7 @@ def run(
       DiskError: the disk of the output is full, read-only or missing; nothing was published.
     """
     report = report or (lambda _: None)
-    source = open_source(options, on_cluster=bool(getattr(make_pipeline, "engine", "")))
+    source = open_source(options, on_cluster=isinstance(make_pipeline, ServicePipelines))
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
 

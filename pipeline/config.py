@@ -125,7 +125,7 @@ class PipelineConfig(Options):
                 "worker, on a dataset that `ingest` made",
                 ["train.strategy"],
             )
-        component_arguments(self.beam_args, image="of the target")
+        component_arguments(self.beam_args, image="of the target")  # which image, `create_pipeline` knows
         if self.ingest:
             self.data()  # an adopted dataset is read later
 

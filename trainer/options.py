@@ -78,7 +78,8 @@ class TrainOptions(Options):
       memory_growth: allocate the memory of GPUs as it is needed; off, TensorFlow takes nearly all of it at the start,
         which avoids fragmentation.
       prefetch_to_device: number of batches that are copied to each GPU or TPU ahead of their step, and need its memory;
-        0 copies at the step. Without an accelerator it has no effect.
+        0 is the default of TensorFlow: none for one device, one under a strategy. Without an accelerator and a
+        strategy it has no effect.
       checkpoint_steps: steps between checkpoints within an epoch; 0 writes them only at the end of epochs.
       profile_steps: window of steps to profile, such as `10-20`, counted from 0 at the start of the training; empty for
         none.
@@ -253,7 +254,8 @@ class InputOptions(Options):
       columns: user columns to deliver, without `extra/`.
       columns_form: `ragged`, or `dense`: padded with zeros to the longest row of the batch.
       targets: other features of each image to deliver: `boxes`, `mask`.
-      pad_batches: pad the last batch of evaluation and add the feature `valid`, so that all batches have one shape.
+      pad_batches: pad the last batch of evaluation and add the feature `valid`, so that all batches have one shape. The
+        validation of a training is always padded.
       max_corrupt_records: maximum number of damaged records that training leaves out; more are an error.
       service: address of a tf.data service that runs the pipeline, such as `grpc://host:5000`; empty for no service.
       ordered: keep the order; without it, images are delivered as they are ready, which hides slow reads but is not

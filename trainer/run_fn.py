@@ -59,9 +59,8 @@ def run_fn(fn_args: FnArgs) -> None:
     """
     keep_buffers()
     config = TrainerConfig.from_json(fn_args.custom_config[CONFIG_KEY])
-    strategy = make_strategy(
-        config.train.strategy, config.train.memory_growth
-    )  # before TensorFlow initialises the devices
+    # Before TensorFlow initialises the devices.
+    strategy = make_strategy(config.train.strategy, config.train.memory_growth)
     path = dataset_dir(fn_args.train_files)
     dataset = manifest.load(path)
     if dataset.label_kind not in ("single", MULTI):

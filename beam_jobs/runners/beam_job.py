@@ -13,11 +13,11 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import apache_beam as beam
 from apache_beam.metrics.metric import MetricsFilter
@@ -57,8 +57,6 @@ class StagePipeline(beam.Pipeline):
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
-# Takes a text that names a job which was interrupted on a service; returns whether the job is left running.
-Leave = Callable[[str], bool]
 
 
 class NoAnswer(Exception):
@@ -78,31 +76,42 @@ def no_watch(*_: object) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def always_cancel(_: str) -> bool:
-    """A `Leave` that leaves no job."""
-    return False
+@runtime_checkable
+class ServiceJob(Protocol):
+    """The result of a job that may outlive its command."""
+
+    address: dict[str, str]  # by which `ServicePipelines.attach` finds the job
+    text: str  # the job in a message
+
+
+@runtime_checkable
+class ServicePipelines(Protocol):
+    """A `MakePipeline` of a service."""
+
+    engine: str  # its name, one of `ENGINES`
+
+    def __call__(self) -> beam.Pipeline:
+        """Returns a new pipeline."""
+
+    def attach(self, address: Mapping[str, Any]) -> Any:
+        """Returns the result of a job that an earlier command left running; None if it has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """The file that contains the address of the job of an ingest while it runs on a service.
-
-    The result of the job, an object of the engine, has its address and a text for users as `address` and `text`; a
-    result without them ends with its command. The function that makes the pipelines has the name of its engine and a
-    function from an address to the result of that job as `engine` and `attach`; the function returns None for a job
-    that has ended.
+    """The file that contains the address of the `ServiceJob` of an ingest while it runs.
 
     Attributes:
       path: path of the file.
-      command: digest of what the ingest does; only an equal one follows the job.
-      leave: decides after Ctrl-C.
+      command: text of everything that the ingest does; only an equal one follows the job.
+      leave: takes the `text` of an interrupted job; returns whether it is left running. None cancels it.
     """
 
     path: str
     command: str = ""
-    leave: Leave = always_cancel
+    leave: Callable[[str], bool] | None = None
 
-    def write(self, stage: str, total: Progress, result: Any) -> None:
+    def write(self, stage: str, total: Progress, result: ServiceJob) -> None:
         """Stores the address of a job that began."""
         values = {"command": self.command, "stage": stage, "images": total.images, "bytes": total.bytes}
         values |= {"address": result.address, "text": result.text}
@@ -111,8 +120,11 @@ class JobFile:
     def remove(self, address: dict[str, str]) -> None:
         """Removes the address of a job that has ended, unless another command began a job meanwhile."""
         with contextlib.suppress(OSError, ValueError, KeyError):  # another run finds that the job has ended
-            if json.loads(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))["address"] == address:
+            if self._read()["address"] == address:
                 storage.remove(self.path)
+
+    def _read(self) -> Any:
+        return storage.parse_json(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))
 
     def follow(self, make_pipeline: MakePipeline, watch: Watch, report: Callable[[str], object]) -> None:
         """Waits for the end of a job that an earlier command left running; returns at once if there is none.
@@ -122,7 +134,7 @@ class JobFile:
           FeedlineError: the file cannot be read, or the service gives no answer.
         """
         try:
-            values = json.loads(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))
+            values = self._read()
             stage, text, address = str(values["stage"]), str(values["text"]), dict(values["address"])
             total = Progress(int(values["images"]), int(values["bytes"]))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
@@ -130,10 +142,9 @@ class JobFile:
         except OSError as error:  # a job may run, and a second one must not begin
             raise FeedlineError(f"{self.path} cannot be read: {error}; run the same command again") from error
         remedy = f"wait for its end or cancel it, then remove {self.path}"
-        engine = getattr(make_pipeline, "engine", "")
-        if address.get("engine") != engine:
+        if not isinstance(make_pipeline, ServicePipelines) or make_pipeline.engine != address.get("engine"):
             raise OptionError(f"{text} of an earlier command may still run; use its runner again, or {remedy}")
-        result = make_pipeline.attach(address)  # type: ignore[attr-defined]
+        result = make_pipeline.attach(address)
         if result is None:
             self.remove(address)
             return
@@ -236,15 +247,15 @@ class _Job:
         self._result: Any = None
         self.remark = ""  # what still runs after an error
 
-    def follow(self, result: Any, note: Callable[[Any], None] | None = None) -> None:
+    def follow(self, result: Any, note: Callable[[ServiceJob], None] | None = None) -> None:
         """Waits for a running job, the source of `done` from now on; cancels it after an error, or leaves it.
 
         Args:
           result: result of the job.
-          note: takes the result of a job on a service, and stores its address; None when it is stored.
+          note: stores the address of a job on a service; None when it is stored.
         """
         self._result = result
-        file = self._file if hasattr(result, "address") else None
+        file = self._file if isinstance(result, ServiceJob) else None
         try:
             if file and note:
                 note(result)
@@ -285,7 +296,7 @@ class _Job:
 
 def _is_left(file: JobFile, text: str) -> bool:
     try:
-        return file.leave(text)
+        return bool(file.leave and file.leave(text))
     except BaseException:  # noqa: BLE001 - another signal, or a terminal that is gone: the job is cancelled
         return False
 

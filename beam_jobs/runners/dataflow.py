@@ -395,9 +395,6 @@ class Options(settings.Options):
         )
 
 
-_ALIASES = {"machine_type": "worker_machine_type", "label": "labels"}  # of arguments of Beam
-
-
 def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
     """Returns the arguments of Beam for the components of a pipeline, checked and completed as those of an ingest.
 
@@ -416,15 +413,15 @@ def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
     others, option_fields = [], settings.fields(Options)
     for text in arguments:
         name, _, value = text.removeprefix("--").partition("=")
-        name = _ALIASES.get(name, name)
+        setting = _RESERVED_ARGUMENTS.get(name) or name
         if name == "no_use_public_ips":
             values["use_public_ips"] = False
-        elif name == "labels":
+        elif setting == "labels":
             key, _, label = value.partition("=")
             values["labels"][key] = label
-        elif name in option_fields and name not in ("vcpu_hour_price", "package"):
+        elif setting in option_fields and setting not in ("vcpu_hour_price", "package"):  # which Beam does not know
             try:
-                values[name] = yaml_text.parse_value(value, option_fields[name].hint is str)
+                values[setting] = yaml_text.parse_value(value, option_fields[setting].hint is str)
             except yaml.YAMLError as error:
                 raise OptionError(f"beam_args holds {text!r}, which is not a YAML value") from error
         elif text != runner:

@@ -102,7 +102,7 @@ def check_credentials() -> None:
 
 
 class Pipelines:
-    """Creates the pipelines of an ingest, one per call; see `beam_job.JobFile` for `engine` and `attach`.
+    """Creates the pipelines of an ingest, one per call; see `beam_job.ServicePipelines`.
 
     Args:
       arguments: arguments of Beam for every job.
@@ -139,7 +139,8 @@ class Pipelines:
             runner.dataflow_client = apiclient.DataflowApplicationClient(options)
             result = DataflowPipelineResult(runner.dataflow_client.get_job(str(address["id"])), runner, options)
         except Exception as error:
-            if (stack.dataflow_refusal(error) or (0,))[0] == HTTPStatus.NOT_FOUND:
+            refusal = stack.dataflow_refusal(error)
+            if refusal and refusal[0] == HTTPStatus.NOT_FOUND:
                 return None
             raise FeedlineError(f"Dataflow gives no answer about the job {address['id']}: {_message(error)}") from error
         return None if result.is_in_terminal_state() else _Job(result, runner, cloud)

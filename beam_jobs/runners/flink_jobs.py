@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Pipelines:
-    """Creates pipelines that send their job again when it fails on Flink; see `beam_job.JobFile` for `attach`.
+    """Creates pipelines that send their job again when it fails on Flink; see `beam_job.ServicePipelines`.
 
     Args:
       arguments: arguments of Beam's Flink runner.
@@ -77,6 +77,11 @@ class Cluster(NamedTuple):
     name: str
 
     @property
+    def address(self) -> dict[str, str]:
+        """What `Pipelines.attach` finds the job by."""
+        return {"engine": Pipelines.engine, "url": self.url, "name": self.name}
+
+    @property
     def text(self) -> str:
         """The job in a message."""
         return f"the job {self.name} on the Flink cluster at {self.url}"
@@ -96,8 +101,7 @@ class _LeftJob:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.address = {"engine": Pipelines.engine, **cluster._asdict()}
-        self.text = cluster.text
+        self.address, self.text = cluster.address, cluster.text
 
     def wait_until_finish(self) -> str:
         """Waits for the end, and returns the state.
@@ -132,8 +136,7 @@ class _Pipeline(beam.Pipeline):
     def run(self, *arguments: Any) -> _Result:
         result = _Result(lambda: super(_Pipeline, self).run(*arguments), self._retries, self._cluster)
         if self._cluster:
-            result.address = {"engine": Pipelines.engine, **self._cluster._asdict()}
-            result.text = self._cluster.text
+            result.address, result.text = self._cluster.address, self._cluster.text
         return result
 
 

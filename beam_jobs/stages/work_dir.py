@@ -41,36 +41,23 @@ def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterat
       report: takes a line while it is watched whether an ingest on another machine still runs.
 
     Yields:
-      a check that raises `OptionError` when another ingest took the output over; see `lock.locked`.
+      a check that raises `OptionError` when another ingest took the output over; see `lock.exclusive`.
 
     Raises:
       OptionError: another ingest writes to the output, or the store cannot be written.
     """
-
-    def check() -> None:
-        try:
-            still_locked()
-        except lock.Locked as error:
-            raise OptionError(
-                f"{out} was taken over by another ingest, {error}, because this one stood still for "
-                f"{lock.LEASE_S:g} s; wait for its end"
-            ) from None
-
-    def still_locked() -> None:
-        """Is replaced by the check of the lock."""
-
+    refusal = f"{out} is in use by another ingest: {lock.OWNER}; wait for its end"
     with contextlib.ExitStack() as stack:
+        check = None
         for path in _lock_paths(out):
             try:
-                still_locked = stack.enter_context(lock.locked(path, report))
+                check = stack.enter_context(lock.exclusive(path, refusal, report))
                 break
-            except lock.Locked as error:
-                raise OptionError(f"{out} is in use by another ingest: {error}; wait for its end") from None
             except OSError as error:
                 if storage.is_remote(out):
                     raise _unwritable(out, error) from error
         # Where neither file can be created, no dataset can be written: the first stage raises an error with the cause.
-        yield check
+        yield check or (lambda: None)
 
 
 def _lock_paths(out: str) -> list[str]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 
 from beam_jobs import storage
 from beam_jobs.common import system
+from beam_jobs.errors import OptionError
 
 LEASE_S = 30.0  # without a renewal, after which the lock of another machine is free
 _RENEW_S = 5.0  # between renewals
@@ -87,6 +88,41 @@ def locked(path: str, report: Callable[[str], object] | None = None) -> Iterator
       OSError: the lock cannot be created.
     """
     with _lock_object(path, report) if storage.is_remote(path) else _lock_file(path) as check:
+        yield check
+
+
+OWNER = "{owner}"
+
+
+@contextlib.contextmanager
+def exclusive(path: str, refusal: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
+    """Holds a lock as `locked` does, with errors for users.
+
+    Args:
+      path: path of the lock file or object.
+      refusal: message of the errors, with `OWNER` in the place of the owner.
+      report: see `locked`.
+
+    Yields:
+      the check of `locked`.
+
+    Raises:
+      OptionError: another process owns the lock.
+      OSError: the lock cannot be created.
+    """
+
+    def check() -> None:
+        try:
+            check_lock()
+        except Locked as error:
+            reason = f"this one stood still for {LEASE_S:g} s, after which its lock is free"
+            raise OptionError(f"{refusal.replace(OWNER, str(error))}; {reason}") from None
+
+    with contextlib.ExitStack() as stack:
+        try:
+            check_lock = stack.enter_context(locked(path, report))
+        except Locked as error:
+            raise OptionError(refusal.replace(OWNER, str(error))) from None
         yield check
 
 

@@ -133,9 +133,10 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         name = f"{_WORK_PREFIX}{options.digest()[:16]}-{content[:16]}"
         work = storage.join(shared or attempts, name)
         result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work)
-        for name in [] if shared else storage.list_dirs(attempts):
-            if name.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options
-                storage.remove_tree(storage.join(attempts, name))
+        if not shared:  # else another run may be at work there
+            for other in storage.list_dirs(attempts):
+                if other.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options
+                    storage.remove_tree(storage.join(attempts, other))
         return result
 
 

@@ -162,7 +162,7 @@ _ASK_S = 10.0
 
 
 def leave_job(text: str) -> bool:
-    """Asks after Ctrl-C whether a job on a service is left running; a `beam_job.Leave`.
+    """Asks after Ctrl-C whether a job on a service is left running; see `ingest.run`.
 
     Without a terminal, and after SIGTERM, it is left. A second Ctrl-C cancels it.
 

@@ -37,12 +37,9 @@ def locked(root: str) -> Iterator[None]:
       OptionError: another run uses the root, or it cannot be written.
     """
     with contextlib.ExitStack() as stack:
+        refusal = f"root {root} is in use by another run: {lock.OWNER}; wait for its end, or choose another root"
         try:
-            stack.enter_context(lock.locked(os.path.join(root, LOCK_NAME)))
-        except lock.Locked as error:
-            raise OptionError(
-                f"root {root} is in use by another run: {error}; wait for its end, or choose another root"
-            ) from None
+            stack.enter_context(lock.exclusive(os.path.join(root, LOCK_NAME), refusal))
         except OSError as error:
             raise OptionError(f"root {root} cannot be written: {error.strerror}; choose another --root") from error
         yield

@@ -69,6 +69,13 @@ def test_a_worker_in_a_process_of_its_own_makes_the_bytes_of_the_in_process_runn
     assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
 
 
+def make_photographs(folder: Path, count: int) -> None:
+    for number in range(count):
+        path = folder / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number, 300, 400))
+
+
 def decoders(process: int) -> set[int]:
     """Returns the decoders below a process: forks of a fork server, which have its command line."""
     found = set()
@@ -81,10 +88,7 @@ def decoders(process: int) -> set[int]:
 
 @pytest.mark.cluster
 def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_submits(tmp_path, monkeypatch):
-    for number in range(400):
-        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(number, 300, 400))
+    make_photographs(tmp_path / "photos", 400)
     options = replace(options_of(tmp_path / "photos", tmp_path / "out"), bucket_images=20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     most, done = 0, threading.Event()
@@ -108,10 +112,7 @@ def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_su
 @pytest.mark.cluster
 def test_units_that_run_twice_and_workers_that_stand_still_for_a_while_lose_nothing(tmp_path, monkeypatch):
     """As on a service that takes a worker for dead, gives its work to another one, and is wrong about it."""
-    for number in range(120):
-        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(number, 300, 400))
+    make_photographs(tmp_path / "photos", 120)
     (tmp_path / "photos" / "a" / "broken.jpg").write_bytes(b"no image")
     options = replace(options_of(tmp_path / "photos", tmp_path / "there"), bucket_images=10)
     ingest.run(replace(options, out=str(tmp_path / "here")))

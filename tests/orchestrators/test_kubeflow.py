@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -59,6 +60,14 @@ def settings(root: Path, source: Path, **more) -> dict:
         "evaluate": {"above_largest_class": False, **more.get("evaluate", {})},
         "kubeflow": {"image": IMAGE, "pipeline_root": BUCKET, "work_dir": f"{root}/work", **more.get("kubeflow", {})},
     }
+
+
+@pytest.fixture(scope="module")
+def ir() -> ModuleType:
+    """The executor of compiled files; it imports kfp, whose warnings are errors while tests are collected."""
+    from tests.orchestrators import ir_executor
+
+    return ir_executor
 
 
 @pytest.fixture(scope="module")
@@ -116,38 +125,30 @@ def compiled(workplace, photos, ingested) -> Path:
 
 
 @pytest.fixture(scope="module")
-def executor(compiled):
-    from tests.orchestrators.ir_executor import Executor
-
-    return Executor(compiled / "bucket")
+def executor(compiled, ir):
+    return ir.Executor(compiled / "bucket")
 
 
 @pytest.fixture(scope="module")
-def ran(compiled, executor):
-    from tests.orchestrators.ir_executor import load
-
-    return executor.run(load(compiled / "plain.yaml"))
+def ran(compiled, executor, ir):
+    return executor.run(ir.load(compiled / "plain.yaml"))
 
 
-def test_the_kfp_sdk_loads_the_file_and_both_formats_hold_the_same(compiled):
+def test_the_kfp_sdk_loads_the_file_and_both_formats_hold_the_same(compiled, ir):
     from kfp import components
-
-    from tests.orchestrators.ir_executor import load
 
     text = (compiled / "plain.yaml").read_text(encoding="utf-8")
     loaded = components.load_component_from_text(text)
     assert loaded.name == "photos"
-    assert loaded.pipeline_spec == load(compiled / "plain.yaml") == load(compiled / "plain.json")
+    assert loaded.pipeline_spec == ir.load(compiled / "plain.yaml") == ir.load(compiled / "plain.json")
     assert loaded.pipeline_spec.schema_version == "2.1.0"
     job = json.loads((compiled / "plain.json").read_text(encoding="utf-8"))
     assert job["displayName"] == "Photos"
     assert job["runtimeConfig"]["gcsOutputDirectory"] == loaded.pipeline_spec.default_pipeline_root == BUCKET
 
 
-def test_every_component_is_a_container_of_the_image_and_no_node_asks_ml_metadata(compiled):
-    from tests.orchestrators.ir_executor import executors, load
-
-    how = executors(load(compiled / "plain.yaml"))
+def test_every_component_is_a_container_of_the_image_and_no_node_asks_ml_metadata(compiled, ir):
+    how = ir.executors(ir.load(compiled / "plain.yaml"))
     assert {name: spec.WhichOneof("spec") for name, spec in how.items()} == {
         **dict.fromkeys(COMPONENTS, "container"),
         "PreviousSpan": "importer",
@@ -161,10 +162,8 @@ def test_every_component_is_a_container_of_the_image_and_no_node_asks_ml_metadat
         assert [part for part in container.args if part.startswith("--direct")] == ["--direct_running_mode=in_memory"]
 
 
-def test_artifacts_have_names_that_are_legal_and_known_to_the_containers(compiled):
-    from tests.orchestrators.ir_executor import load
-
-    spec = load(compiled / "plain.yaml")
+def test_artifacts_have_names_that_are_legal_and_known_to_the_containers(compiled, ir):
+    spec = ir.load(compiled / "plain.yaml")
     schemas = {
         output.artifact_type.instance_schema
         for component in spec.components.values()
@@ -176,17 +175,13 @@ def test_artifacts_have_names_that_are_legal_and_known_to_the_containers(compile
         assert re.fullmatch(r"[a-z][a-z0-9-_]{2,20}[.][A-Z][a-zA-Z0-9-_]{2,49}", title)
 
 
-def test_only_the_component_that_looks_at_the_images_is_never_served_from_the_cache(compiled):
-    from tests.orchestrators.ir_executor import load
-
-    tasks = load(compiled / "bucket.yaml").root.dag.tasks
+def test_only_the_component_that_looks_at_the_images_is_never_served_from_the_cache(compiled, ir):
+    tasks = ir.load(compiled / "bucket.yaml").root.dag.tasks
     assert {name for name, task in tasks.items() if not task.caching_options.enable_cache} == {"ImageExampleGen"}
 
 
-def test_a_root_in_a_bucket_holds_artifacts_and_served_models(compiled):
-    from tests.orchestrators.ir_executor import load
-
-    spec = load(compiled / "bucket.yaml")
+def test_a_root_in_a_bucket_holds_artifacts_and_served_models(compiled, ir):
+    spec = ir.load(compiled / "bucket.yaml")
     assert spec.default_pipeline_root == f"{BUCKET}/artifacts"
     destination = spec.root.dag.tasks["Pusher"].inputs.parameters["push_destination"].runtime_value.constant
     assert f'"base_directory": "{BUCKET}/serving"' in destination.string_value
@@ -208,14 +203,12 @@ def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
     assert hints["schema.yaml"].endswith(review + volume)
 
 
-def test_containers_are_limited_and_the_trainer_gets_the_accelerator(compiled):
-    from tests.orchestrators.ir_executor import executors, load
-
-    for name, how in executors(load(compiled / "strict.yaml")).items():
+def test_containers_are_limited_and_the_trainer_gets_the_accelerator(compiled, ir):
+    for name, how in ir.executors(ir.load(compiled / "strict.yaml")).items():
         resources = how.container.resources
         assert (resources.cpu_limit, resources.memory_limit) == (4, 16)
         assert resources.accelerator.count == (1 if name == "Trainer" else 0)
-    assert not executors(load(compiled / "plain.yaml"))["Trainer"].container.HasField("resources")
+    assert not ir.executors(ir.load(compiled / "plain.yaml"))["Trainer"].container.HasField("resources")
     # What the Trainer checks when it starts, so that it does not train on the CPU beside the accelerator.
     assert [re.findall(r'"gpus": (\d)', (compiled / name).read_text()) for name in ("strict.yaml", "plain.yaml")] == [
         ["1"],
@@ -223,11 +216,9 @@ def test_containers_are_limited_and_the_trainer_gets_the_accelerator(compiled):
     ]
 
 
-def test_every_container_runs_after_what_it_waits_for(ran, compiled):
-    from tests.orchestrators.ir_executor import load
-
+def test_every_container_runs_after_what_it_waits_for(ran, compiled, ir):
     assert set(ran.order) == {*COMPONENTS, "PreviousSpan"}
-    for name, task in load(compiled / "plain.yaml").root.dag.tasks.items():
+    for name, task in ir.load(compiled / "plain.yaml").root.dag.tasks.items():
         assert all(ran.order.index(before) < ran.order.index(name) for before in task.dependent_tasks)
     assert ran.order.index("DatasetGate") < ran.order.index("Transform")
 
@@ -275,21 +266,17 @@ def test_the_report_is_written(ran):
     assert "china" in page.read_text(encoding="utf-8")
 
 
-def test_a_closed_gate_ends_its_container_with_one_message_and_nothing_after_it_runs(ran, compiled, executor):
-    from tests.orchestrators.ir_executor import TaskFailed, load
-
-    spec = load(compiled / "strict.yaml")
-    with pytest.raises(TaskFailed, match="DatasetGate ended with 3:") as failed:
+def test_a_closed_gate_ends_its_container_with_one_message_and_nothing_after_it_runs(ran, compiled, executor, ir):
+    spec = ir.load(compiled / "strict.yaml")
+    with pytest.raises(ir.TaskFailed, match="DatasetGate ended with 3:") as failed:
         executor.run(spec, only={"DatasetGate", "Transform"}, earlier=ran)
     assert "small classes: " in str(failed.value)
     assert "Traceback" not in str(failed.value)
 
 
-def test_the_evaluation_compares_with_the_model_that_was_named(ran, compiled, executor):
-    from tests.orchestrators.ir_executor import load
-
+def test_the_evaluation_compares_with_the_model_that_was_named(ran, compiled, executor, ir):
     (compiled / "model").symlink_to(ran.uri("Trainer", "model"))
-    again = executor.run(load(compiled / "before.yaml"), only={"BlessedModel", "Evaluator"}, earlier=ran)
+    again = executor.run(ir.load(compiled / "before.yaml"), only={"BlessedModel", "Evaluator"}, earlier=ran)
     assert again.order == ["BlessedModel", "Evaluator"]
     blessing = again.metadata("Evaluator", "blessing")
     assert blessing["baseline_model"] == str(compiled / "model")
@@ -300,24 +287,22 @@ def checkpoints(compiled: Path) -> list[Path]:
     return sorted((compiled / "work" / "work").glob(".work-*/checkpoint-*/checkpoint.json"))
 
 
-def test_what_was_killed_continues_in_the_next_attempt_and_in_the_next_run(ran, compiled, executor):
+def test_what_was_killed_continues_in_the_next_attempt_and_in_the_next_run(ran, compiled, executor, ir):
     """No command gets SIGTERM. A new attempt has the directories of the old one, a new run has others."""
-    from tests.orchestrators.ir_executor import TaskFailed, load
-
     facts: list[tuple[Path, int]] = []
 
     def examined() -> bool:
         facts[:] = [(path, path.stat().st_mtime_ns) for path in (compiled / "work" / "work").rglob("facts-*.parquet")]
         return bool(facts)
 
-    again = executor.run(load(compiled / "plain.yaml"), only={"ImageExampleGen"}, kill={"ImageExampleGen": examined})
+    again = executor.run(ir.load(compiled / "plain.yaml"), only={"ImageExampleGen"}, kill={"ImageExampleGen": examined})
     assert len(again.logs["ImageExampleGen"]) == 2
     assert facts, "it was killed after the images were examined"
     digests = [one.metadata("ImageExampleGen", "examples")["dataset_digest"] for one in (ran, again)]
     assert digests[0] == digests[1]
 
-    longer = load(compiled / "longer.yaml")
-    with pytest.raises(TaskFailed, match="Trainer ended with -9"):
+    longer = ir.load(compiled / "longer.yaml")
+    with pytest.raises(ir.TaskFailed, match="Trainer ended with -9"):
         executor.run(longer, only={"Trainer"}, earlier=ran, kill={"Trainer": lambda: bool(checkpoints(compiled))})
     last = int(checkpoints(compiled)[-1].parent.name.removeprefix("checkpoint-"))
     trained = executor.run(longer, only={"Trainer"}, earlier=ran)
@@ -346,11 +331,9 @@ def test_what_only_kubernetes_knows_is_a_second_document(compiled, tmp_path):
         compile_pipeline(given, str(tmp_path / "p.json"))
 
 
-def test_containers_are_tried_again_importers_are_not(compiled):
-    from tests.orchestrators.ir_executor import load
-
+def test_containers_are_tried_again_importers_are_not(compiled, ir):
     def retried(name: str) -> set[str]:
-        tasks = load(compiled / name).root.dag.tasks
+        tasks = ir.load(compiled / name).root.dag.tasks
         return {task for task, one in tasks.items() if one.retry_policy.max_retry_count == 2}
 
     assert retried("plain.yaml") == COMPONENTS
@@ -368,10 +351,8 @@ def test_a_training_writes_checkpoints_within_its_epochs_unless_the_settings_dif
 ADOPTED_DATA = ("AdoptedDataset", "StatisticsGen", "InferredSchema", "ExampleValidator", "DatasetGate")
 
 
-def test_an_adopted_dataset_is_imported_and_another_one_in_its_place_is_noticed(compiled, executor, photos):
-    from tests.orchestrators.ir_executor import TaskFailed, load
-
-    spec = load(compiled / "adopted.yaml")
+def test_an_adopted_dataset_is_imported_and_another_one_in_its_place_is_noticed(compiled, executor, photos, ir):
+    spec = ir.load(compiled / "adopted.yaml")
     adopted = executor.run(spec, only=ADOPTED_DATA)
     place = adopted.uri("AdoptedDataset", "examples")
     assert place == str(compiled / "adopted")
@@ -381,7 +362,7 @@ def test_an_adopted_dataset_is_imported_and_another_one_in_its_place_is_noticed(
     splits = ",".join(f"{name}={share}" for name, share in SPLITS.items())
     again = feedline("ingest", photos, "--out", place, "--splits", splits, "--shards", 3, "--overwrite")
     assert again.returncode == 0, again.stderr
-    with pytest.raises(TaskFailed, match="DatasetGate ended with 3:") as failed:
+    with pytest.raises(ir.TaskFailed, match="DatasetGate ended with 3:") as failed:
         executor.run(spec, only={"DatasetGate"}, earlier=adopted)
     assert f"another dataset was published in {place} since" in str(failed.value)
 

@@ -156,14 +156,10 @@ class Checkpoints:
         """
         path = f"{self.directory}-lock"
         storage.make_dirs(os.path.dirname(path))
-        with contextlib.ExitStack() as stack:
-            try:
-                self._check_lock = stack.enter_context(lock.locked(path))
-            except lock.Locked as error:
-                raise OptionError(
-                    f"{self.directory} is in use by another training: {error}; wait for its end"
-                ) from None
+        refusal = f"{self.directory} is in use by another training: {lock.OWNER}; wait for its end"
+        with lock.exclusive(path, refusal) as self._check_lock:
             yield
+        self._check_lock = lambda: None
 
     def check_room(self, size: int, count: int) -> None:
         """Checks that the disk has room for the retained checkpoints and for one more during its writing.
@@ -191,7 +187,7 @@ class Checkpoints:
         Raises:
           DiskError: a local disk cannot store it; the previous checkpoints remain complete.
         """
-        self._check_owner()
+        self._check_lock()
         size = sum(value.nbytes for value in checkpoint.arrays.values())
         with disk.explain_errors("writing a checkpoint", self.directory, needed=lambda: size):
             self._save(step, checkpoint)
@@ -218,16 +214,8 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints."""
-        self._check_owner()
+        self._check_lock()
         storage.remove_tree(self.directory)
-
-    def _check_owner(self) -> None:
-        try:
-            self._check_lock()
-        except lock.Locked as error:
-            raise OptionError(
-                f"{self.directory} was taken over by another training, {error}; wait for its end"
-            ) from None
 
     def _names(self) -> list[str]:
         return sorted(name for name in storage.list_dirs(self.directory) if re.fullmatch(_PREFIX + r"\d+", name))

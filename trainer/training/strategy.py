@@ -264,9 +264,10 @@ def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
 
 def prefetch(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Returns batches of which `count` are copied to the accelerator ahead; unchanged for 0, and without one."""
-    if accelerator := next((one.name for one in tf.config.list_logical_devices() if one.device_type != "CPU"), ""):
-        return batches.apply(tf.data.experimental.prefetch_to_device(accelerator, count)) if count else batches
-    return batches
+    if not count:  # listing the devices would initialise them, beside another backend of Keras
+        return batches
+    accelerators = [one.name for one in tf.config.list_logical_devices() if one.device_type != "CPU"]
+    return batches.apply(tf.data.experimental.prefetch_to_device(accelerators[0], count)) if accelerators else batches
 
 
 def distribute(

@@ -66,12 +66,6 @@ class S3Store(SortedStore):
         """See `Store`."""
         return io.BufferedWriter(UploaderStream(_Upload(self._boto, path)), _WRITE_BYTES)
 
-    def write(self, path: str, data: bytes) -> None:
-        """See `Store`. It takes one request up to `_PART_BYTES`."""
-        upload = _Upload(self._boto, path)
-        upload.put(data)
-        upload.finish()
-
     def create_exclusive(self, path: str, data: bytes) -> None:
         """See `Store`. The store decides; it answers 409 while another request creates the same object."""
         bucket, key = s3io.parse_s3_path(path)

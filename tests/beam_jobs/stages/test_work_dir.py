@@ -10,14 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import storage
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.stages import work_dir
+from beam_jobs.storage import lock
 from tests.beam_jobs import kill
+from tests.beam_jobs.object_store import SCHEME
 
 DIED = 77
 LOOSE = 20
+
+
+def test_an_ingest_whose_lock_another_one_has_stops_before_its_next_stage(tmp_path):
+    place = f"{SCHEME}://{tmp_path}/out"
+    with work_dir.exclusive(place) as check:
+        check()
+        other = lock.Owner(host="far", machine="far")
+        storage.write_bytes(f"{place}/.feedline-lock", other.to_bytes())
+        with pytest.raises(
+            OptionError, match=r"out is in use by another ingest: process \d+ on host far .*; this one stood"
+        ):
+            check()
 
 
 @pytest.fixture

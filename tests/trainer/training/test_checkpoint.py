@@ -12,8 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from beam_jobs import storage
 from beam_jobs.errors import DiskError, OptionError
-from beam_jobs.storage import disk
+from beam_jobs.storage import disk, lock
+from tests.beam_jobs.object_store import SCHEME
 from trainer.input.position import Position
 from trainer.training.checkpoint import (
     INDEX_NAME,
@@ -34,6 +36,20 @@ def checkpoint(step: int) -> Checkpoint:
         "model/half": np.array([1.5, step], ml_dtypes.bfloat16),
     }
     return Checkpoint(arrays=arrays, state={"step": step}, position=Position(epoch=1, records=step))
+
+
+def test_a_training_whose_lock_another_one_has_writes_and_removes_nothing(tmp_path):
+    checkpoints = Checkpoints(f"{SCHEME}://{tmp_path}/work")
+    with checkpoints.exclusive():
+        checkpoints.save(1, checkpoint(1))
+        storage.write_bytes(f"{checkpoints.directory}-lock", lock.Owner(host="far", machine="far").to_bytes())
+        for change in (lambda: checkpoints.save(2, checkpoint(2)), checkpoints.clear):
+            with pytest.raises(
+                OptionError, match=r"work is in use by another training: process \d+ .*; this one stood still"
+            ):
+                change()
+    checkpoints.save(3, checkpoint(3))  # the end of the block ends the check, too
+    assert [path.name for path in sorted((tmp_path / "work").iterdir())] == [f"checkpoint-0000000{n}" for n in (1, 3)]
 
 
 @pytest.fixture
