@@ -269,7 +269,7 @@ def read(path: str, columns: Sequence[str] | None = None, dictionaries: Sequence
 
 def read_groups(path: str) -> Iterator[pa.Table]:
     """Yields the row groups of a Parquet file of this ingest; see `read`."""
-    with storage.open_random(path) as stream:
+    with parquet.open_random(path) as stream:
         file = pq.ParquetFile(stream)
         for index in range(file.num_row_groups):
             yield file.read_row_group(index, use_threads=False)
@@ -327,7 +327,7 @@ def image_row_groups(path: str) -> list[int]:
 @contextlib.contextmanager
 def _open_published(path: str) -> Iterator[BinaryIO]:
     try:
-        with storage.open_random(path) as stream:
+        with parquet.open_random(path) as stream:
             yield stream
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error

@@ -114,7 +114,7 @@ class Reader:
                 return self._read_slice(Slice.parse(slice_text))
             if http_fetch.is_url(uri):
                 return http_fetch.fetch(uri, self.http, self.max_bytes + 1)
-            return storage.read_range(_join(self.base, uri), 0, self.max_bytes + 1)
+            return storage.read_start(_join(self.base, uri), self.max_bytes + 1)
         except OSError as error:
             cause = error.strerror or str(error)
             if isinstance(error, TruncatedFile) or storage.is_no_file(error):

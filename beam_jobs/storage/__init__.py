@@ -12,21 +12,18 @@ import contextlib
 import errno
 import hashlib
 import io
-import itertools
 import json
 import os
 import posixpath
 import re
 import shutil
 import stat
-import tempfile
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
-
-from beam_jobs.errors import DiskError
 
 if TYPE_CHECKING:
     from beam_jobs.storage.object_stores import ListedObject, Store
@@ -38,7 +35,6 @@ _NO_FILE_ERRORS = frozenset(
         *(errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENODEV),
     }
 )
-_COPY_IN_MEMORY_BYTES = 32 << 20  # a smaller file needs no disk
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
@@ -104,41 +100,6 @@ def open_read(path: str) -> BinaryIO:
     return object_stores.open_read(path)
 
 
-@contextlib.contextmanager
-def open_random(path: str) -> Iterator[BinaryIO]:
-    """Yields a stream of a file for random access: of a remote file a copy, because there each access is a request.
-
-    Raises:
-      DiskError: there is no room for a temporary copy of a large file.
-      OSError: the file is missing or not readable.
-    """
-    with open_read(path) as source:
-        if not is_remote(path):
-            yield source
-            return
-        start = source.read(_COPY_IN_MEMORY_BYTES)
-        if len(start) < _COPY_IN_MEMORY_BYTES:
-            yield io.BytesIO(start)
-            return
-        with contextlib.ExitStack() as stack:
-            with _temporary_errors(path):
-                copy = stack.enter_context(tempfile.TemporaryFile())
-            for block in itertools.chain([start], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
-                with _temporary_errors(path):
-                    copy.write(block)
-            copy.seek(0)
-            yield copy
-
-
-@contextlib.contextmanager
-def _temporary_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "make room, or name another directory by TMPDIR"
-        raise DiskError(f"no temporary copy of {path} can be made ({error}); {remedy}") from error
-
-
 def read_range(path: str, offset: int, length: int) -> bytes:
     """Returns `length` bytes of a file from `offset`, fewer at its end; of a remote file only these are transferred.
 
@@ -164,8 +125,22 @@ def read_bytes(path: str) -> bytes:
     Raises:
       OSError: the file is missing or not readable.
     """
+    if is_remote(path):
+        return read_start(path, sys.maxsize)
     with open_read(path) as stream:
         return stream.read()
+
+
+def read_start(path: str, most_bytes: int) -> bytes:
+    """Returns the first `most_bytes` bytes of a file, all bytes of a smaller one; one request to a store.
+
+    Raises:
+      OSError: the file is missing or not readable.
+    """
+    if not is_remote(path):
+        return read_range(path, 0, most_bytes)
+    with _remote(path) as store:
+        return store.read_start(path, most_bytes)
 
 
 def read_at_most(path: str, most_bytes: int) -> bytes:
@@ -175,8 +150,7 @@ def read_at_most(path: str, most_bytes: int) -> bytes:
       OSError: the file cannot be read.
       ValueError: the file has more bytes.
     """
-    with open_read(path) as stream:
-        data = stream.read(most_bytes + 1)
+    data = read_start(path, most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
     return data

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -21,7 +23,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import stack
+from beam_jobs import stack, storage
+from beam_jobs.errors import DiskError
 
 _PICKLED_TYPE = "arrow.py_extension_type"
 
@@ -50,6 +53,7 @@ _PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # sum of the largest pages of all colum
 _TABLE_BYTES, _TABLE_RATIO = 256 << 20, 100  # decoded size of a table, or of the lists of a column
 _VALUES, _VALUES_RATIO = 100_000, 100  # values of a column, and so rows
 
+_COPY_IN_MEMORY_BYTES = 32 << 20  # a smaller file needs no disk
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
@@ -365,3 +369,38 @@ def _byte(content: BinaryIO) -> int:
     if not byte:
         raise EOFError
     return byte[0]
+
+
+@contextlib.contextmanager
+def open_random(path: str) -> Iterator[BinaryIO]:
+    """Yields a stream of a file for random access: of a remote file a copy, because there each access is a request.
+
+    Raises:
+      DiskError: there is no room for a temporary copy of a large file.
+      OSError: the file is missing or not readable.
+    """
+    with storage.open_read(path) as source:
+        if not storage.is_remote(path):
+            yield source
+            return
+        start = source.read(_COPY_IN_MEMORY_BYTES)
+        if len(start) < _COPY_IN_MEMORY_BYTES:
+            yield io.BytesIO(start)
+            return
+        with contextlib.ExitStack() as stack:
+            with _temporary_errors(path):
+                copy = stack.enter_context(tempfile.TemporaryFile())
+            for block in itertools.chain([start], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
+                with _temporary_errors(path):
+                    copy.write(block)
+            copy.seek(0)
+            yield copy
+
+
+@contextlib.contextmanager
+def _temporary_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room, or name another directory by TMPDIR"
+        raise DiskError(f"no temporary copy of {path} can be made ({error}); {remedy}") from error

@@ -167,6 +167,10 @@ def test_an_ingest_copies_and_deletes_nothing_but_what_is_too_large_for_memory(p
         "images/part-train-N.parquet": 2,
         "images/part-eval-N.parquet": 2,
     }
+    names = [asked.path.partition("?")[0] for asked in bucket.tap.asked if asked.method == "GET"]
+    reads = Counter(name for name in names if "/photos/" in name)
+    assert len(reads) == len(list(photos.rglob("*.*")))
+    assert set(reads.values()) == {2}  # one request examines an image, and one writes it
 
 
 # What `service` does in this process, in the processes of the command that a worker starts.

@@ -8,12 +8,13 @@ an error that does not mention credentials.
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import io
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import google.auth
@@ -130,12 +131,31 @@ class GcsStore(SortedStore):
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It takes one request, and one for the size of the object when the body is short."""
+
+        def fetch(blob: Any) -> bytes:
+            try:
+                return blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True, retry=_RETRY)
+            except RequestRangeNotSatisfiable:  # the object ends before the range begins
+                return b""
+
+        return self._complete_body(path, offset, length, fetch)
+
+    def read_start(self, path: str, most_bytes: int) -> bytes:
+        """See `Store`. The store gives the checksum of an object only in the answer to a request without a range."""
+
+        def fetch(blob: Any) -> bytes:
+            body = _Start(most_bytes)
+            with contextlib.suppress(_Full):
+                blob.download_to_file(body, raw_download=True, checksum=None, retry=_RETRY)
+            return body.getvalue()
+
+        return self._complete_body(path, 0, most_bytes, fetch)
+
+    def _complete_body(self, path: str, offset: int, length: int, fetch: Callable[[Any], bytes]) -> bytes:
         for _ in range(_BODY_ATTEMPTS):
             blob = self._blob(path)
             try:
-                data = blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True, retry=_RETRY)
-            except RequestRangeNotSatisfiable:  # the object ends before the range begins
-                return b""
+                data = fetch(blob)
             except RetryError as error:  # newer clients retry an incomplete body themselves
                 if isinstance(error.cause, HTTPError):
                     break
@@ -200,6 +220,24 @@ def _listed(blob: Any) -> ListedObject:
 
 def _crc32c(blob: Any) -> int | None:
     return int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
+
+
+class _Full(Exception):
+    """A `_Start` needs no more bytes."""
+
+
+class _Start(io.BytesIO):
+    """Takes the first bytes of an object and ends its download."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+
+    def write(self, data: Any) -> int:
+        size = super().write(data[: self._most_bytes - self.tell()])
+        if self.tell() == self._most_bytes:
+            raise _Full
+        return size
 
 
 class _Reader(io.RawIOBase):

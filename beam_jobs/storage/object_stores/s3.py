@@ -83,6 +83,10 @@ class S3Store(SortedStore):
                 return self._read_once(path, offset, length)
         return self._read_once(path, offset, length)
 
+    def read_start(self, path: str, most_bytes: int) -> bytes:
+        """See `Store`."""
+        return self.read_range(path, 0, most_bytes)
+
     def exists(self, path: str) -> bool:
         """See `Store`."""
         try:

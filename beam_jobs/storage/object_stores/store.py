@@ -84,6 +84,12 @@ class Store:
             stream.seek(offset)
             return stream.read(length)
 
+    def read_start(self, path: str, most_bytes: int) -> bytes:
+        """Returns the first `most_bytes` bytes of an object; in one request where the store can."""
+        return self.read_range(
+            path, 0, min(most_bytes, self.describe(path).bytes)
+        )  # streams allocate what is asked for
+
     def exists(self, path: str) -> bool:
         """Returns whether an object exists."""
         return self._system.exists(path)
