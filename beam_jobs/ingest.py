@@ -140,7 +140,7 @@ def _check_before_writing(options: IngestOptions) -> None:
             append.check_published(options)
     # A dataset is refused under the lock, which also removes the lock of a run that was killed after publishing.
     elif not work_dir.is_published(options.out):
-        work_dir.check_out(options)
+        work_dir.check_out(options.source, options.out)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Ingest:
     job_file: JobFile
 
     def run(self) -> Manifest:
-        work_dir.check_out(self.options)
+        work_dir.check_out(self.options.source, self.options.out)
         self.job_file.follow(self.make_pipeline, self._watch, self.report)
         try:
             return self._run()

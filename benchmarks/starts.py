@@ -1,16 +1,19 @@
 """Compares the start-up costs of processes with alternatives: `python -m benchmarks.starts`.
 
-Prints seconds of CPU time of new interpreters, the median of five rounds; the alternatives alternate.
+Prints medians of five rounds, in which the alternatives alternate: seconds of CPU time of new interpreters, and seconds
+of the clock of whole commands beside the import that each is held against.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from beam_jobs import ingest
@@ -37,11 +40,22 @@ print(time.process_time() - started)
 """
 
 
+# Name -> the import that the next commands are compared with, or arguments of `feedline`.
+_COMMANDS: dict[str, str | list[str]] = {
+    "import apache_beam": "import apache_beam",
+    "ingest of 24 photographs": ["ingest", "{photographs}", "--out", "{new}"],
+    "import click, yaml": "import click, yaml",
+    "a taken --out": ["ingest", "{photographs}", "--out", "{taken}"],
+    "a source that does not exist": ["ingest", "{new}", "--out", "{new}"],
+    "an unknown option": ["ingest", "{photographs}", "--outt", "{new}"],
+}
+
+
 def main() -> None:
     """Measures and prints all alternatives."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
-        source = write_photographs(Path(scratch) / "photos", 20)
+        source = write_photographs(Path(scratch) / "photos", 24)
         out = f"{scratch}/dataset"
         ingest.run(IngestOptions(source=str(source), out=out, splits={"all": 1}))
         _show(
@@ -56,6 +70,25 @@ def main() -> None:
                 "the same, with AutoGraph": _INPUT.format(build="make_dataset.__wrapped__", path=out),
             }
         )
+
+        _show_commands({"photographs": str(source), "taken": out, "new": f"{scratch}/new"})
+
+
+def _show_commands(paths: dict[str, str]) -> None:
+    times: dict[str, list[float]] = {name: [] for name in _COMMANDS}
+    for _ in range(_ROUNDS):
+        for name, work in _COMMANDS.items():
+            shutil.rmtree(paths["new"], ignore_errors=True)
+            program = ["-c", work] if isinstance(work, str) else ["-m", "pipeline"]
+            arguments = [] if isinstance(work, str) else [word.format(**paths) for word in work]
+            started = time.monotonic()
+            subprocess.run([sys.executable, *program, *arguments], capture_output=True)
+            times[name].append(time.monotonic() - started)
+    beside = 0.0
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        beside = median if isinstance(_COMMANDS[name], str) else beside
+        print(f"{name:<44} {median:6.2f} s  {median / beside:.2f} times the import")
 
 
 def _show(programs: dict[str, str]) -> None:

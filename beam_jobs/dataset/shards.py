@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
 SPLIT_PREFIX = "Split-"  # as in the layout of a TFX `Examples` artifact
@@ -47,6 +49,8 @@ def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
 
     It is blake2b of 8 bytes, keyed by purpose and seed, big-endian.
     """
+    import numpy as np  # here and below: a command that only looks for a dataset does not need it
+
     key = f"{purpose}:{seed}".encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
         key = hashlib.blake2b(key).digest()
@@ -100,6 +104,8 @@ class Cutter:
         Args:
           sizes: int64[records], size of each record of the batch in bytes.
         """
+        import numpy as np
+
         before = self._bytes + np.cumsum(sizes) - sizes
         cuts = []
         while self._runs < self._count:

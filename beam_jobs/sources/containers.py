@@ -1,4 +1,4 @@
-"""Container files, which hold many images: search by path, pattern or directory, and opening them unpacked."""
+"""Paths of sources: their kind, and container files, found by path, pattern or directory and opened unpacked."""
 
 from __future__ import annotations
 
@@ -417,3 +417,50 @@ def _compiled(part: str) -> Callable[[str], object]:
 
 
 EVERYTHING = Pattern((("**", "*"),))
+
+
+_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".json": "coco",
+    **dict.fromkeys(_TAR_SUFFIXES, "tar"),
+    ".zip": "zip",
+    ".tfrecord": "tfrecord",
+    ".tfrecord.gz": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+
+
+def guess_kind(path: str) -> str:
+    """Returns the kind of a source, detected by its name and by what the path is on disk.
+
+    Raises:
+      SourceError: the path does not exist, or is not a source.
+    """
+    if os.path.isdir(path):
+        return "tfds" if os.path.isfile(os.path.join(path, "features.json")) else "folder"
+    kind = _kind_by_suffix(path)
+    if kind and (storage.is_remote(path) or os.path.isfile(path) or WILDCARD.search(path)):
+        return kind
+    if WILDCARD.search(path):
+        return "glob"
+    if storage.is_remote(path):
+        return "folder"
+    expected = f"a folder with one sub-folder per class, a glob, or a file that ends in {', '.join(_SUFFIXES)}"
+    if not os.path.isfile(path):
+        raise SourceError(f"{path} does not exist; give {expected}")
+    raise SourceError(f"{path} is not a source; give {expected}")
+
+
+def _kind_by_suffix(path: str) -> str:
+    """Returns the kind for the suffix of a name, without `-00000-of-00016`; empty for an unknown suffix."""
+    name = path.rpartition("/")[2].lower()
+    stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
+    for suffix, kind in _SUFFIXES.items():
+        if name.endswith(suffix) or (kind == "tfrecord" and stem.endswith(suffix)):
+            return kind
+    return ""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from beam_jobs import storage
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.rejects import Reject
 from beam_jobs.sources import row_reader
@@ -15,26 +13,11 @@ from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.base import OnHidden, ignore
 from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.coco import CocoSource
+from beam_jobs.sources.containers import guess_kind
 from beam_jobs.sources.table import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.sources.tfrecord import ExampleSource, TfrecordSource
 from beam_jobs.types import ImageRef
-
-_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".json": "coco",
-    **dict.fromkeys(_TAR_SUFFIXES, "tar"),
-    ".zip": "zip",
-    ".tfrecord": "tfrecord",
-    ".tfrecord.gz": "tfrecord",
-    ".tfrecords": "tfrecord",
-}
-_GLOB = "*?[{"
 
 
 class Source(Protocol):
@@ -109,34 +92,3 @@ def _check_columns(kind: str, options: IngestOptions) -> None:
         raise OptionError(
             f"columns.{changed[0]} is {values[changed[0]]!r}, but {options.source} is a {kind} and has no columns"
         )
-
-
-def guess_kind(path: str) -> str:
-    """Returns the kind of a source, detected by its name and by what the path is on disk.
-
-    Raises:
-      SourceError: the path does not exist, or is not a source.
-    """
-    if os.path.isdir(path):
-        return "tfds" if os.path.isfile(os.path.join(path, "features.json")) else "folder"
-    kind = _kind_by_suffix(path)
-    if kind and (storage.is_remote(path) or os.path.isfile(path) or any(sign in path for sign in _GLOB)):
-        return kind
-    if any(sign in path for sign in _GLOB):
-        return "glob"
-    if storage.is_remote(path):
-        return "folder"
-    expected = f"a folder with one sub-folder per class, a glob, or a file that ends in {', '.join(_SUFFIXES)}"
-    if not os.path.isfile(path):
-        raise SourceError(f"{path} does not exist; give {expected}")
-    raise SourceError(f"{path} is not a source; give {expected}")
-
-
-def _kind_by_suffix(path: str) -> str:
-    """Returns the kind for the suffix of a name, without `-00000-of-00016`; empty for an unknown suffix."""
-    name = path.rpartition("/")[2].lower()
-    stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
-    for suffix, kind in _SUFFIXES.items():
-        if name.endswith(suffix) or (kind == "tfrecord" and stem.endswith(suffix)):
-            return kind
-    return ""

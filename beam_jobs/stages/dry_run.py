@@ -28,8 +28,8 @@ from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader, Slice
 from beam_jobs.stages import append, replace
-from beam_jobs.stages.publish import dataset_options, occupied_message
-from beam_jobs.stages.work_dir import check_out, is_published
+from beam_jobs.stages.publish import dataset_options
+from beam_jobs.stages.work_dir import check_out, is_published, occupied_message
 from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef
 
@@ -340,7 +340,7 @@ def check(options: IngestOptions) -> None:
     if is_addition or options.overwrite:
         replace.check_replaceable(options.out)
     if not is_published(options.out):
-        check_out(options)
+        check_out(options.source, options.out)
     elif not (is_addition or options.overwrite):
         raise OptionError(occupied_message(options.out))
     if storage.is_remote(options.out):

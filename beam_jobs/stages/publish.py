@@ -66,12 +66,6 @@ def producer() -> dict[str, str]:
     return {name: metadata.version(name) for name in _PRODUCERS}
 
 
-def occupied_message(out: str) -> str:
-    """Returns the message about an output that contains a dataset; only a local dataset can be replaced."""
-    alternative = "" if storage.is_remote(out) else ", or replace it with --overwrite"
-    return f"{out} already holds a dataset; choose another --out{alternative}"
-
-
 def publish(
     options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: Iterable[pa.Table], source_facts: SourceFacts
 ) -> Manifest:

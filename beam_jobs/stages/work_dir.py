@@ -9,16 +9,18 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 from beam_jobs import storage
 from beam_jobs.common.system import Progress, rate_and_left, repeat
-from beam_jobs.dataset import manifest, shards, tfds_metadata
+from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import OptionError
-from beam_jobs.options import IngestOptions
-from beam_jobs.planning.plan import Plan
-from beam_jobs.stages.publish import occupied_message
-from beam_jobs.stages.scan import Scan
 from beam_jobs.storage import disk, lock
+
+if TYPE_CHECKING:
+    from beam_jobs.options import IngestOptions
+    from beam_jobs.planning.plan import Plan
+    from beam_jobs.stages.scan import Scan
 
 DIRECTORY = "_work"
 PROGRESS_NAME = "progress.json"  # see `progress_file`
@@ -70,17 +72,16 @@ def _lock_paths(out: str) -> list[str]:
     return [os.path.join(folder, f".{name}{_LOCK_NAME}"), inside]
 
 
-def check_out(options: IngestOptions) -> None:
-    """Raises `OptionError` unless `out` is new, empty, or contains only files of an unfinished ingest."""
-    out = options.out
+def check_out(source: str, out: str) -> None:
+    """Raises `OptionError` unless `out` is new, empty, or contains only files of an unfinished ingest of a source."""
     if is_published(out):
         remove_leftovers(storage.join(out, DIRECTORY))
         raise OptionError(occupied_message(out))
     if storage.is_remote(out):
         return
-    source, target = os.path.realpath(options.source), os.path.realpath(out)
-    if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
-        raise OptionError(f"{out} lies inside the source {options.source}; the next run would ingest its files")
+    folder, target = os.path.realpath(source), os.path.realpath(out)
+    if os.path.isdir(folder) and os.path.commonpath([folder, target]) == folder:
+        raise OptionError(f"{out} lies inside the source {source}; the next run would ingest its files")
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
@@ -90,6 +91,12 @@ def check_out(options: IngestOptions) -> None:
     if foreign or (names and not _is_unfinished(out)):
         fault = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {fault} and is not the rest of an earlier ingest; choose another --out")
+
+
+def occupied_message(out: str) -> str:
+    """Returns the message about an output that contains a dataset; only a local dataset can be replaced."""
+    alternative = "" if storage.is_remote(out) else ", or replace it with --overwrite"
+    return f"{out} already holds a dataset; choose another --out{alternative}"
 
 
 def is_published(out: str) -> bool:
@@ -141,6 +148,8 @@ def _names(out: str) -> list[str]:
 
 
 def _is_feedline_name(name: str) -> bool:
+    from beam_jobs.dataset import tfds_metadata  # not needed to refuse a published dataset, which must be fast
+
     own = (DIRECTORY, manifest.IMAGES_DIR, manifest.IMAGES_NAME, manifest.REJECTS_NAME, *tfds_metadata.NAMES)
     return name in own or name.startswith(shards.SPLIT_PREFIX)
 

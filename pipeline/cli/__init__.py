@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import logging
@@ -9,7 +10,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 
 import click
@@ -22,6 +23,7 @@ from pipeline.cli.common import colour
 from pipeline.runs import signals
 
 _DEBUG, _JSON = "--debug", "--json"
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 # Name -> (module, summary). With the summaries here, listing the commands imports none of them.
 _COMMANDS = {
@@ -45,6 +47,19 @@ _COMMANDS = {
 }
 
 
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Hides plugins of pydantic, which our settings do not use: it reads the metadata of every package to find them."""
+    before = os.environ.get(_PLUGINS)
+    os.environ[_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        os.environ.pop(_PLUGINS)
+        if before is not None:
+            os.environ[_PLUGINS] = before
+
+
 class _LazyGroup(click_groups.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -52,7 +67,8 @@ class _LazyGroup(click_groups.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        return importlib.import_module(_COMMANDS[name][0]).command
+        with _without_plugins():
+            return importlib.import_module(_COMMANDS[name][0]).command
 
     def summaries(self, ctx: click.Context) -> Iterable[tuple[str, str]]:
         return [(name, text) for name, (_, text) in _COMMANDS.items()]

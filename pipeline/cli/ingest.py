@@ -18,8 +18,7 @@ from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
-from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
-from pipeline.cli.run import option_names
+from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings, option_names
 from pipeline.runs import signals
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 
@@ -138,10 +137,16 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
     dry_run = values.pop("dry_run")
+    if not (dry_run or values["overwrite"] or values["append"] or values["retry_rejects"]):
+        _check_paths(source, out)
     options, engine = read_request(context.command, source, out, **values)
     if dry_run:
         _show_estimate(options, engine, as_json)
         return
+    if engine.name == ENGINES[0]:
+        from beam_jobs.images import sandbox
+
+        sandbox.start()  # beside the import of Beam
     from beam_jobs import ingest
     from beam_jobs.dataset import manifest
     from beam_jobs.stages.dry_run import ResourceEstimator
@@ -156,6 +161,22 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     path = out if is_remote(out) else os.path.abspath(out)
     rejects = [("rejects", join(path, manifest.REJECTS_NAME))] if result.counts.rejected else []
     click.echo(aligned([*dataset_lines(result), *rejects, ("dataset", path)]))
+
+
+def _check_paths(source: str, out: str) -> None:
+    """Refuses paths that show it by themselves, before any slow import; the ingest checks all of them again."""
+    from beam_jobs.sources import containers
+
+    if not (is_remote(source) or containers.WILDCARD.search(source) or os.path.exists(source)):
+        containers.guess_kind(source)
+    if is_remote(out):
+        return
+    from beam_jobs.stages import replace, work_dir
+
+    if work_dir.is_published(out):
+        with work_dir.exclusive(out):  # which also removes what a killed run left
+            replace.recover(out)
+    work_dir.check_out(source, out)
 
 
 _ASK_S = 10.0

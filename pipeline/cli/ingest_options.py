@@ -159,3 +159,42 @@ def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+_SETTING_PATHS = {
+    "images": ("ingest", "source"),
+    "root": ("root",),
+    "dataset": ("dataset",),
+    "span": ("span",),
+    "span_version": ("version",),
+    "schema": ("schema",),
+    "gate": ("gate", "mode"),
+    "image_side": ("input", "image_side_px"),
+    "batch_size": ("input", "batch_size"),
+    "epochs": ("train", "epochs"),
+    "min_accuracy": ("evaluate", "min_accuracy"),
+}
+
+
+def option_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings from the values of options."""
+    ingest = ingest_settings(values)
+    settings: dict[str, Any] = {"ingest": ingest} if ingest else {}
+    for option, (*sections, name) in _SETTING_PATHS.items():
+        if values.get(option) is not None:
+            node = settings
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = values[option]
+    return settings
+
+
+def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, for all options of settings."""
+    from pipeline.settings.layers import leaves
+
+    names = {parameter.name: parameter.opts[0] for parameter in command.params}
+    paths = (
+        (option, path) for option, value in values.items() for path, _ in leaves((), option_settings({option: value}))
+    )
+    return {".".join(path): names[option] for option, path in paths}

@@ -19,9 +19,10 @@ from beam_jobs.common.settings import OptionField, fields, meanings
 from beam_jobs.common.yaml_text import one_line
 from pipeline.cli import cli, errors
 from pipeline.cli.click_groups import GENERAL, summary
+from pipeline.cli.ingest_options import option_names
 from pipeline.cli.json_schema import RESULTS
 from pipeline.cli.json_schema.data import Schema
-from pipeline.cli.run import command, option_names
+from pipeline.cli.run import command
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.known_settings import names, sections, target_options
 

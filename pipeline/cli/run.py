@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import DIR, FILE, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option
-from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
+from pipeline.cli.ingest_options import check_needs, ingest_options, option_names, option_settings
 from pipeline.cli.init import CONFIG_NAME
 
 
@@ -67,7 +66,7 @@ def command(
     from pipeline.runners import local
     from pipeline.settings.layers import gather, listing, listing_text
 
-    settings = gather(config_path, _option_settings(values), assignments, options=option_names(context.command, values))
+    settings = gather(config_path, option_settings(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
         raise OptionError(f"--root is missing; give it, or name it in the --config file{_config_hint(config_path)}")
     if not settings.values.keys() & {"ingest", "dataset"}:
@@ -102,42 +101,3 @@ def _config_hint(config_path: str | None) -> str:
     if config_path:
         return ""
     return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
-
-
-_SETTING_PATHS = {
-    "images": ("ingest", "source"),
-    "root": ("root",),
-    "dataset": ("dataset",),
-    "span": ("span",),
-    "span_version": ("version",),
-    "schema": ("schema",),
-    "gate": ("gate", "mode"),
-    "image_side": ("input", "image_side_px"),
-    "batch_size": ("input", "batch_size"),
-    "epochs": ("train", "epochs"),
-    "min_accuracy": ("evaluate", "min_accuracy"),
-}
-
-
-def _option_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings from the values of options."""
-    ingest = ingest_settings(values)
-    settings: dict[str, Any] = {"ingest": ingest} if ingest else {}
-    for option, (*sections, name) in _SETTING_PATHS.items():
-        if values.get(option) is not None:
-            node = settings
-            for section in sections:
-                node = node.setdefault(section, {})
-            node[name] = values[option]
-    return settings
-
-
-def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, for all options of settings."""
-    from pipeline.settings.layers import leaves
-
-    names = {parameter.name: parameter.opts[0] for parameter in command.params}
-    paths = (
-        (option, path) for option, value in values.items() for path, _ in leaves((), _option_settings({option: value}))
-    )
-    return {".".join(path): names[option] for option, path in paths}

@@ -183,7 +183,7 @@ def test_where_the_parent_takes_no_files_the_lock_lies_in_the_output(source):
         os.seteuid(before)
         with work_dir.exclusive(out):
             assert os.listdir(out) == [".feedline-lock"]
-            work_dir.check_out(IngestOptions(source=str(source), out=out))
+            work_dir.check_out(str(source), out)
             with pytest.raises(OptionError, match="out is in use by another ingest"), work_dir.exclusive(out):
                 pass
         assert os.listdir(out) == []

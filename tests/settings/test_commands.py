@@ -24,8 +24,8 @@ import yaml
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from pipeline import cli
+from pipeline.cli.ingest_options import option_names
 from pipeline.cli.reference import every_command
-from pipeline.cli.run import option_names
 from tests.components.conftest import always_first_class
 from tests.make_images import class_folders, jpeg
 from tests.pipeline.runs.test_lineage import make as make_root

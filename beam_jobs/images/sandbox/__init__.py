@@ -105,6 +105,11 @@ def _read_size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int,
     return int(answer["height"]), int(answer["width"])
 
 
+def start() -> None:
+    """Begins to start the decoders, which takes seconds; the first call of another function would do it."""
+    _pool.start()
+
+
 def stop() -> None:
     """Ends all decoders, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
     _pool.close()

@@ -278,6 +278,12 @@ class Pool:
         finally:
             self._release(decoder, succeeded)
 
+    def start(self) -> None:
+        """Starts the fork server, which imports TensorFlow for all decoders, and does not wait for it."""
+        with self._change:
+            if not (self._closed or self._fork_server):
+                self._fork_server = _ForkServer()
+
     def close(self) -> None:
         """Ends all decoders, also busy ones; threads that wait for answers get `PoolClosed`."""
         with self._change:

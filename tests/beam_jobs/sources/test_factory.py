@@ -4,7 +4,8 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.sources.factory import guess_kind, open_source
+from beam_jobs.sources.containers import guess_kind
+from beam_jobs.sources.factory import open_source
 from tests.make_images import class_folders
 
 

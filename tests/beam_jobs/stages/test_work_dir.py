@@ -13,7 +13,6 @@ import pytest
 from beam_jobs import storage
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import OptionError
-from beam_jobs.options import IngestOptions
 from beam_jobs.stages import work_dir
 from beam_jobs.storage import lock
 from tests.beam_jobs import kill
@@ -72,7 +71,7 @@ def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_r
         assert (code, (out / "_work").exists()) == (DIED, True)
         moments += 1
         with pytest.raises(OptionError, match="already holds a dataset"):
-            work_dir.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+            work_dir.check_out(str(out.parent / "photos"), str(out))
         assert os.listdir(out) == ["dataset.json"]
     assert moments == 4 + LOOSE + 6  # files, directories
 
@@ -80,7 +79,7 @@ def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_r
 def test_a_directory_of_that_name_that_is_not_ours_is_kept(out):
     (out / "_work" / "feedline.json").unlink()
     with pytest.raises(OptionError, match="already holds a dataset"):
-        work_dir.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+        work_dir.check_out(str(out.parent / "photos"), str(out))
     assert (out / "_work" / "plan" / "0").exists()
 
 

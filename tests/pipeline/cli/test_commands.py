@@ -237,15 +237,20 @@ def test_every_label_of_an_image_over_the_threshold_is_shown(place, capsys):
     [
         ("predict model nowhere.jpg", "nowhere.jpg does not exist; give image files"),
         ("predict model photos", "photos is a directory; give the image files in it, such as photos/*.jpg"),
+        ("ingest nowhere --out o", "nowhere does not exist; give a folder"),
+        ("ingest photos --out published", "published already holds a dataset; choose another --out"),
+        ("ingest photos --out hollow", "hollow holds 'cat' and is not the rest of an earlier ingest"),
+        ("ingest photos --out photos/o", "photos/o lies inside the source photos"),
     ],
 )
-def test_a_path_that_is_not_there_is_told_before_what_takes_long_is_imported(place, line, message):
+def test_a_wrong_path_is_refused_before_what_takes_long_is_imported(place, line, message):
+    (place / "published").mkdir()
+    (place / "published" / "dataset.json").write_text("{}")
     program = "import sys; from pipeline.cli import execute as run; print(run(sys.argv[1:]), sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program, *line.split()], capture_output=True, text=True)
     assert message in done.stderr
     assert done.stdout.startswith("2 ")
-    assert "'tensorflow'" not in done.stdout
-    assert "'apache_beam'" not in done.stdout
+    assert not [name for name in ("tensorflow", "apache_beam", "pyarrow", "numpy") if f"'{name}'" in done.stdout]
 
 
 def test_the_version_names_the_stack(capsys):

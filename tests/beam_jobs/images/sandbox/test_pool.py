@@ -64,6 +64,16 @@ def test_a_decoder_answers_what_a_call_would(pixels, facts):
         assert (answer.reason, answer.detail) == (wanted.value.reason, wanted.value.detail)
 
 
+def test_what_was_started_early_is_used():
+    sandbox.close()
+    before = set(psutil.Process().children())
+    sandbox.start()
+    (server,) = set(psutil.Process().children()) - before
+    sandbox.start()
+    assert looked_at(GOOD) == expected(GOOD)
+    assert set(psutil.Process().children()) - before == {server}
+
+
 def test_bytes_that_need_no_change_are_the_very_object():
     assert all(answer[0] is data for data, answer in zip(GOOD, looked_at(GOOD), strict=True))
 
