@@ -19,8 +19,8 @@ from typing import Any
 
 from ml_metadata import MetadataStore
 from tfx import types
-from tfx import v1 as tfx
 from tfx.components.evaluator import constants
+from tfx.components.pusher import component as pusher_component
 from tfx.components.pusher import executor as pusher
 from tfx.dsl.components.base import executor_spec
 from tfx.dsl.components.common import resolver
@@ -200,7 +200,7 @@ def _digests(directory: str) -> dict[str, tuple[int, str]]:
     return {os.path.relpath(path, directory): storage.digest(path) for path in paths}
 
 
-class Pusher(tfx.components.Pusher):
+class Pusher(pusher_component.Pusher):
     """Pushes the model if it was blessed.
 
     Example:

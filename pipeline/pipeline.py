@@ -12,8 +12,16 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from tfx import v1 as tfx
+# Not `tfx.v1`, which imports the clients of Vertex AI and others: seconds that no local run needs.
+from tfx.components import Evaluator, ExampleValidator, StatisticsGen, Trainer, Transform
 from tfx.dsl.components.base.base_node import BaseNode
+from tfx.dsl.components.common.importer import Importer
+from tfx.orchestration.metadata import sqlite_metadata_connection_config
+from tfx.orchestration.pipeline import Pipeline
+from tfx.proto.pusher_pb2 import PushDestination
+from tfx.proto.trainer_pb2 import EvalArgs, TrainArgs
+from tfx.proto.transform_pb2 import SplitsConfig
+from tfx.types import Artifact, BaseChannel, standard_artifacts
 
 from beam_jobs.runners.dataflow import component_arguments
 from beam_jobs.stages.publish import producer
@@ -70,7 +78,7 @@ class Service:
     image: str = ""
 
 
-def create_pipeline(config: PipelineConfig, service: Service | None = None) -> tfx.dsl.Pipeline:
+def create_pipeline(config: PipelineConfig, service: Service | None = None) -> Pipeline:
     """Builds the pipeline.
 
     Args:
@@ -90,7 +98,7 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> t
     data = config.data()
     code = code_version()
     data_nodes = _data_nodes(config, data, code, service)
-    return tfx.dsl.Pipeline(
+    return Pipeline(
         pipeline_name=config.name,
         pipeline_root=config.artifacts_dir,
         components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, service)],
@@ -99,7 +107,7 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> t
         # TFX creates the directory of the file immediately, so that the file is only named if it is used.
         metadata_connection_config=None
         if service is not None
-        else tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
+        else sqlite_metadata_connection_config(config.metadata_path),
     )
 
 
@@ -107,8 +115,8 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> t
 class _DataNodes:
     """The components up to the gate, which checks the dataset for the training."""
 
-    examples: tfx.types.BaseChannel
-    schema: tfx.types.BaseChannel
+    examples: BaseChannel
+    schema: BaseChannel
     gate: DatasetGate
     nodes: tuple[BaseNode, ...]
 
@@ -116,19 +124,17 @@ class _DataNodes:
 def _data_nodes(config: PipelineConfig, data: DataShape, code: str, service: Service | None) -> _DataNodes:
     example_gen = _example_gen(config, code, service)
     examples = example_gen.outputs["examples"]
-    statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
+    statistics_gen = StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
     statistics = statistics_gen.outputs["statistics"]
     schema_gen = (
         ReviewedSchema(config.schema) if config.schema_is_reviewed else InferredSchema(statistics, examples, code=code)
     )
     schema = schema_gen.outputs["schema"]
-    validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
+    validator = ExampleValidator(statistics=statistics, schema=schema)
     if service is None:
         previous: list[BaseNode] = [previous_examples(examples)]
     else:
-        previous = _import_artifact(
-            service.baseline_dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID
-        )
+        previous = _import_artifact(service.baseline_dataset, standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
     gate = DatasetGate(
         examples,
         validator.outputs["anomalies"],
@@ -140,11 +146,11 @@ def _data_nodes(config: PipelineConfig, data: DataShape, code: str, service: Ser
     return _DataNodes(examples=examples, schema=schema, gate=gate, nodes=nodes)
 
 
-def _import_artifact(uri: str, kind: type[tfx.dsl.Artifact], key: str, node_id: str) -> list[BaseNode]:
+def _import_artifact(uri: str, kind: type[Artifact], key: str, node_id: str) -> list[BaseNode]:
     """Returns a node that imports the artifact of a directory; no node when `uri` is empty."""
     if not uri:
         return []
-    return [tfx.dsl.Importer(source_uri=uri, artifact_type=kind, output_key=key).with_id(node_id)]
+    return [Importer(source_uri=uri, artifact_type=kind, output_key=key).with_id(node_id)]
 
 
 def _example_gen(config: PipelineConfig, code: str, service: Service | None) -> BaseNode:
@@ -173,24 +179,24 @@ def _model_nodes(
 ) -> list[BaseNode]:
     train_split, eval_split, *_ = data.splits
     examples = data_nodes.examples
-    transform = tfx.components.Transform(
+    transform = Transform(
         examples=examples,
         schema=data_nodes.schema,
         preprocessing_fn="trainer.serving.preprocessing.preprocessing_fn",
         # Materialisation would copy the dataset; the Trainer reads the shards.
         materialize=False,
-        splits_config=tfx.proto.SplitsConfig(analyze=[train_split]),
+        splits_config=SplitsConfig(analyze=[train_split]),
         disable_statistics=True,
         custom_config={TRANSFORM_KEY: config.transform.to_json(), "code": code},
     )
     transform.add_upstream_node(data_nodes.gate)
-    trainer = tfx.components.Trainer(
+    trainer = Trainer(
         run_fn="trainer.run_fn.run_fn",
         examples=examples,
         transform_graph=transform.outputs["transform_graph"],
         schema=data_nodes.schema,
-        train_args=tfx.proto.TrainArgs(splits=[train_split]),
-        eval_args=tfx.proto.EvalArgs(splits=[eval_split]),
+        train_args=TrainArgs(splits=[train_split]),
+        eval_args=EvalArgs(splits=[eval_split]),
         custom_config={
             TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(),
             "code": code,
@@ -204,8 +210,8 @@ def _model_nodes(
             [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
         )
     else:
-        baseline = _import_artifact(service.baseline_model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
-    evaluator = tfx.components.Evaluator(
+        baseline = _import_artifact(service.baseline_model, standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
+    evaluator = Evaluator(
         examples=examples,
         model=model,
         baseline_model=baseline[0].outputs[MODEL_KEY] if baseline else None,
@@ -215,9 +221,7 @@ def _model_nodes(
     pusher = Pusher(
         model=model,
         model_blessing=evaluator.outputs["blessing"],
-        push_destination=tfx.proto.PushDestination(
-            filesystem=tfx.proto.PushDestination.Filesystem(base_directory=config.serving_dir)
-        ),
+        push_destination=PushDestination(filesystem=PushDestination.Filesystem(base_directory=config.serving_dir)),
     )
     report = DatasetReport(
         examples,

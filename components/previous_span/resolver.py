@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tfx import types
-from tfx import v1 as tfx
-from tfx.types import standard_artifacts
+from tfx.dsl.components.common.resolver import Resolver, ResolverStrategy
+from tfx.types import Channel, standard_artifacts
 
 from components.artifacts import Artifacts, DatasetVerdict
 from components.image_example_gen import DIGEST_KEY
@@ -16,7 +16,7 @@ PREVIOUS_KEY = "previous"
 VERDICTS_KEY = "verdicts"
 
 
-class PreviousSpanStrategy(tfx.dsl.experimental.ResolverStrategy):
+class PreviousSpanStrategy(ResolverStrategy):
     """Resolves the newest dataset that precedes the current one, has another content and passed the gate.
 
     Datasets are ordered by span, version and id, without spans by creation. The previous dataset is therefore the same
@@ -59,7 +59,7 @@ def _digest(artifact: types.Artifact) -> str:
 NODE_ID = "PreviousSpan"
 
 
-def previous_examples(examples: types.BaseChannel) -> tfx.dsl.Resolver:
+def previous_examples(examples: types.BaseChannel) -> Resolver:
     """Returns the resolver of the previous dataset, a node to add to the components of the pipeline.
 
     Example:
@@ -74,8 +74,6 @@ def previous_examples(examples: types.BaseChannel) -> tfx.dsl.Resolver:
       previous: `Examples`, at most one; empty until another dataset has passed.
     """
     # Without the output key: TFX uses one name for two channels of the same producer and key, and the resolver fails.
-    all_examples = tfx.dsl.Channel(
-        type=standard_artifacts.Examples, producer_component_id=examples.producer_component_id
-    )
-    channels = {CURRENT_KEY: examples, PREVIOUS_KEY: all_examples, VERDICTS_KEY: tfx.dsl.Channel(type=DatasetVerdict)}
-    return tfx.dsl.Resolver(strategy_class=PreviousSpanStrategy, **channels).with_id(NODE_ID)
+    all_examples = Channel(type=standard_artifacts.Examples, producer_component_id=examples.producer_component_id)
+    channels = {CURRENT_KEY: examples, PREVIOUS_KEY: all_examples, VERDICTS_KEY: Channel(type=DatasetVerdict)}
+    return Resolver(strategy_class=PreviousSpanStrategy, **channels).with_id(NODE_ID)

@@ -21,7 +21,7 @@ from pipeline.runs import root, signals
 
 if TYPE_CHECKING:
     from ml_metadata.metadata_store import MetadataStore
-    from tfx import v1 as tfx
+    from tfx.orchestration.pipeline import Pipeline
 
 
 Steps = Mapping[str, list[str]]
@@ -57,14 +57,14 @@ def main() -> None:
     signals.end(code)
 
 
-def load_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
+def load_pipeline(config: PipelineConfig) -> Pipeline:
     """Returns the pipeline; the first call in a process loads TFX, which takes seconds."""
     from pipeline.pipeline import create_pipeline
 
     return create_pipeline(config)
 
 
-def list_steps(pipeline: tfx.dsl.Pipeline) -> dict[str, list[str]]:
+def list_steps(pipeline: Pipeline) -> dict[str, list[str]]:
     """Returns component -> components that it waits for, in execution order."""
     return {node.id: sorted(upstream.id for upstream in node.upstream_nodes) for node in pipeline.components}
 
@@ -145,7 +145,7 @@ def _run_name(config: PipelineConfig, run_id: str) -> str:
     return f"{config.name}.{run_id}"
 
 
-def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: str) -> None:
+def _launch(config: PipelineConfig, pipeline: Pipeline, run: str, step: str) -> None:
     """Runs one node of the compiled pipeline."""
     from tfx.dsl.compiler import compiler, constants
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner

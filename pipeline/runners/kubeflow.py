@@ -31,7 +31,7 @@ from pipeline.config import PipelineConfig
 from pipeline.runners.kubeflow_container import COMMAND, TYPES
 
 if TYPE_CHECKING:
-    from tfx import v1 as tfx
+    from tfx.orchestration.pipeline import Pipeline
 
 OPTIONS_KEY = "kubeflow"
 UNCACHED = "ImageExampleGen"
@@ -288,7 +288,7 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
     return job
 
 
-def _name_types(pipeline: tfx.dsl.Pipeline) -> None:
+def _name_types(pipeline: Pipeline) -> None:
     titles = {path: title for title, path in TYPES.items()}
     for node in pipeline.components:
         for channel in node.outputs.values():
@@ -298,7 +298,7 @@ def _name_types(pipeline: tfx.dsl.Pipeline) -> None:
                 channel.type = type(kind.__name__, (kind,), {"TYPE_NAME": title})
 
 
-def _limit_resources(pipeline: tfx.dsl.Pipeline, options: KubeflowOptions) -> None:
+def _limit_resources(pipeline: Pipeline, options: KubeflowOptions) -> None:
     from kfp.pipeline_spec import pipeline_spec_pb2
     from tfx.dsl.components.base.base_component import BaseComponent
 
