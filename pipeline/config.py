@@ -46,6 +46,7 @@ def placeholder_in_image(image: str) -> str:
     return next((part for part in parts if _PLACEHOLDER.fullmatch(part)), "")
 
 
+LOCK_NAME, LOG_NAME = ".lock", "run.log"  # in the root
 # Sections of the settings of targets, which run the pipeline; each target checks its own section.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")
 # Settings of an ingest without effect in a pipeline, which writes each dataset into a new directory.

@@ -5,12 +5,8 @@ A digest of the code is part of the cache keys, so that changed code never uses 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 from dataclasses import asdict, dataclass
-from importlib import metadata
-from pathlib import Path
 
 # Not `tfx.v1`, which imports the clients of Vertex AI and others: seconds that no local run needs.
 from tfx.components import Evaluator, ExampleValidator, StatisticsGen, Trainer, Transform
@@ -37,28 +33,13 @@ from components.previous_span.resolver import PREVIOUS_KEY, previous_examples
 from components.schema.component import InferredSchema, ReviewedSchema
 from components.statistics import statistics_options
 from pipeline.config import DataShape, PipelineConfig
+from pipeline.runs.unchanged import code_version
 from trainer.input.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
 from trainer.run_fn import WORK_DIR_KEY
 from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
-
-_VERSIONED_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-
-
-@functools.cache
-def code_version() -> str:
-    """Returns the release and a digest of every file of the four packages, such as `0.1.0+3f9c0d1e`."""
-    root = Path(__file__).parent.parent
-    hasher = hashlib.sha256()
-    for package in _VERSIONED_PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if not path.is_file() or "__pycache__" in path.parts:
-                continue
-            hasher.update(path.relative_to(root).as_posix().encode())
-            hasher.update(path.read_bytes())
-    return f"{metadata.version('feedline')}+{hasher.hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)

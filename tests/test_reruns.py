@@ -10,6 +10,7 @@ import builtins
 import errno
 import functools
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -293,6 +294,25 @@ def test_unchanged_inputs_come_from_the_cache_in_every_component(workplace, undi
     assert {name: summary.steps[name].state for name in undisturbed[1]} == dict.fromkeys(undisturbed[1], "cached")
     assert Outcome.of(config, summary) == undisturbed[0]
     assert leftovers(config) == []
+
+
+def test_the_record_of_a_run_says_what_all_components_would(workplace, undisturbed):
+    (workplace / "recorded.yaml").write_text(yaml.safe_dump(settings(workplace, "undisturbed"), sort_keys=False))
+    program = "import sys; from pipeline.cli import execute; execute(sys.argv[1:]); print('tfx' in sys.modules)"
+    arguments = ["run", "--config", str(workplace / "recorded.yaml"), "--json"]
+    answers = []
+    for more in ([], [], ["--no-fast"]):  # the first one makes the record
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, *arguments, *more], cwd=ROOT, capture_output=True, text=True
+        )
+        answer, loaded = done.stdout.rsplit(maxsplit=1)
+        assert loaded == str("nothing changed since the run of" not in done.stderr), done.stderr
+        values = json.loads(answer)
+        values.pop("rates")
+        for step in values["steps"].values():
+            step.pop("seconds")
+        answers.append((loaded, values))
+    assert answers == [("True", answers[0][1]), ("False", answers[0][1]), ("True", answers[0][1])]
 
 
 def test_a_second_run_in_a_root_is_refused_before_it_touches_anything(workplace, undisturbed):

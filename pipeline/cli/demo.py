@@ -12,7 +12,8 @@ import click
 
 from beam_jobs.errors import OptionError
 from pipeline.cli.click_groups import DIR, Command
-from pipeline.cli.common import echo, json_option, print_json, program, say
+from pipeline.cli.common import json_option, say
+from pipeline.cli.run import fast_option, print_answer, run_or_repeat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.config import PipelineConfig
 
 _SIDE_PX = 32
+_FIRST = "0/digit-0000.png"
 # No flip: a mirrored digit is not a digit. A shift of three pixels is usual in handwriting.
 _TRAIN_OPS = f"decode|resize({_SIDE_PX})|pad_reflect(3)|random_crop({_SIDE_PX})"
 _EVAL_OPS = f"decode|resize({_SIDE_PX})"
@@ -29,8 +31,9 @@ _EVAL_OPS = f"decode|resize({_SIDE_PX})"
 @click.option(
     "--root", type=DIR, default="demo_run", show_default=True, help="Directory for everything the demo writes."
 )
+@fast_option
 @json_option
-def command(root: str, as_json: bool) -> None:
+def command(root: str, fast: bool, as_json: bool) -> None:
     """Run the whole pipeline on real handwritten digits.
 
     They are the 1,797 images that come with scikit-learn. A few broken files and copies are put among them, so that
@@ -40,26 +43,19 @@ def command(root: str, as_json: bool) -> None:
     Example:
       feedline demo --root demo_run
     """
-    from pipeline.runners import local
-
     started = time.monotonic()
     images = os.path.join(root, "images")
-    say(f"writing digits to {images}")
-    try:
-        first = write_images(images)
-    except OSError as error:
-        raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
-    summary = local.run(config(images, root), say)
-    from pipeline.runs.summary import check_pushed, text
 
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        click.echo("\n" + text(summary))
-        echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
-    check_pushed(summary)
-    if not as_json:
-        echo("", f"Try next:  {program()} predict {summary.model_dir} {first}")
+    def write() -> None:
+        say(f"writing digits to {images}")
+        try:
+            write_images(images)
+        except OSError as error:
+            raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
+
+    answer = run_or_repeat(config(images, root), fast, write)
+    took = f"{'took':<12} {time.monotonic() - started:.0f} s"
+    print_answer(answer, as_json, os.path.join(images, _FIRST), took)
 
 
 def config(images: str, root: str) -> PipelineConfig:
@@ -80,15 +76,8 @@ def config(images: str, root: str) -> PipelineConfig:
     return config.resolved()
 
 
-def write_images(directory: str) -> str:
-    """Writes the digits, broken files and copies. Idempotent.
-
-    Args:
-      directory: directory for the class folders.
-
-    Returns:
-      path of one of the digits.
-    """
+def write_images(directory: str) -> None:
+    """Writes the digits, broken files and copies into class folders. Idempotent."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -97,7 +86,6 @@ def write_images(directory: str) -> str:
         _write(os.path.join(directory, str(label), f"digit-{index:04d}.png"), data)
     for name, data in (_broken(encoded[0]) | _copies(encoded, digits.target)).items():
         _write(os.path.join(directory, name), data)
-    return os.path.join(directory, str(digits.target[0]), "digit-0000.png")
 
 
 def _broken(good: bytes) -> dict[str, bytes]:

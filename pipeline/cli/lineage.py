@@ -6,6 +6,7 @@ import os
 
 import click
 
+from beam_jobs.common.strings import plural
 from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import json_option, print_json
 
@@ -29,13 +30,17 @@ def command(model: str, root: str, as_json: bool) -> None:
     from pipeline.runs.history import open_store
     from pipeline.runs.lineage import text, trace
     from pipeline.runs.lineage_find import DATABASE_NAME, find, find_root, locator, model_dir
+    from pipeline.runs.unchanged import traces
 
     root = find_root(model, root)
     database = os.path.join(root, DATABASE_NAME)
     store = open_store(database)
     match = find(store, model, root)
     lineage = trace(store, match.artifact, locator(root))
+    repeated = traces(root)
     if as_json:
-        print_json({"database": database, "note": match.note, **lineage.to_json()})
-    else:
-        click.echo(text(lineage, model_dir(model), match.note))
+        print_json({"database": database, "note": match.note, "unchanged_runs": repeated, **lineage.to_json()})
+        return
+    click.echo(text(lineage, model_dir(model), match.note))
+    if repeated:
+        click.echo(f"\n{plural(len(repeated), 'later run')} found nothing changed, the last at {repeated[-1]}")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import GateFailed, OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import DIR, FILE, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option
 from pipeline.cli.ingest_options import check_needs, ingest_options, option_names, option_settings
 from pipeline.cli.init import CONFIG_NAME
+
+if TYPE_CHECKING:
+    from pipeline.config import PipelineConfig
+    from pipeline.runs.unchanged import Answer
+
+fast_option = click.option(
+    "--fast/--no-fast",
+    default=True,
+    help="Answer from the record of the last run if nothing changed, or start all components.  [default: fast]",
+)
 
 
 @click.command("run", cls=Command)
@@ -37,6 +48,7 @@ from pipeline.cli.init import CONFIG_NAME
 @click.option("--min-accuracy", type=float, help="Accuracy, 0-1, below which no model is pushed.  [default: 0]")
 @click.option("--gate", type=click.Choice(MODES), help="What to do when the data crosses a limit.  [default: stop]")
 @set_option
+@fast_option
 @click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
 @json_option
@@ -47,11 +59,13 @@ def command(
     assignments: tuple[str, ...],
     show_config: bool,
     as_json: bool,
+    fast: bool,
     **values: Any,
 ) -> None:
     """Run the whole TFX pipeline on your own images, in this process.
 
-    What has not changed since the last run in --root is not done again. Settings come from --config, then from the
+    What has not changed since the last run in --root is not done again; if nothing changed, the answer is that of the
+    last run, within a second. Settings come from --config, then from the
     environment (FEEDLINE_TRAIN__EPOCHS=20), then from the options; the last one wins.
 
     \b
@@ -63,7 +77,6 @@ def command(
       feedline run --config pipeline.yaml --set train.learning_rate=0.001
       feedline run --config pipeline.yaml --show-config
     """
-    from pipeline.runners import local
     from pipeline.settings.layers import gather, listing, listing_text
 
     settings = gather(config_path, option_settings(values), assignments, options=option_names(context.command, values))
@@ -84,16 +97,54 @@ def command(
     if config.ingest:
         check_needs(values, config.ingest)
     with settings.annotate_errors():
-        summary = local.run(config, say)
-    from pipeline.runs.summary import check_pushed, text
+        answer = run_or_repeat(config, fast)
+    print_answer(answer, as_json, "IMAGE...")
 
+
+def run_or_repeat(config: PipelineConfig, fast: bool = True, prepare: Callable[[], object] | None = None) -> Answer:
+    """Runs a pipeline, or returns the answer of the last run if nothing changed.
+
+    Args:
+      config: configuration of the pipeline.
+      fast: whether the record of the last run is used.
+      prepare: called before a run.
+
+    Raises:
+      FeedlineError: see `local.run`.
+    """
+    from pipeline.runs import root, unchanged
+
+    if fast and unchanged.is_recorded(config.root):
+        with root.locked(config.root):
+            found = unchanged.find(config)
+        if found:
+            answer, finished = found
+            say(f"nothing changed since the run of {finished}; --no-fast starts all components")
+            return answer
+    if prepare:
+        prepare()
+    from pipeline.runners import local
+    from pipeline.runs import summary
+
+    return summary.answer(local.run(config, say))
+
+
+def print_answer(answer: Answer, as_json: bool, image: str, *lines: str) -> None:
+    """Prints the answer of a run, some further lines, and a command to try next with an image.
+
+    Raises:
+      GateFailed: the model was not pushed.
+    """
     if as_json:
-        print_json(summary.to_json())
+        print_json(answer.values)
     else:
-        click.echo("\n" + text(summary))
-    check_pushed(summary)
+        click.echo("\n" + answer.text)
+        if lines:
+            echo(*lines)
+    if answer.refusal:
+        raise GateFailed(answer.refusal)
     if not as_json:
-        echo("", f"Try next:  {program()} predict {summary.model_dir} IMAGE...")
+        echo("", f"Try next:  {program()} predict {answer.model_dir} {image}")
 
 
 def _config_hint(config_path: str | None) -> str:

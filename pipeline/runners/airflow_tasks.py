@@ -112,7 +112,7 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
     """
     config = _build_config(settings)
     from pipeline.runs.history import open_store
-    from pipeline.runs.summary import check_pushed, text
+    from pipeline.runs.summary import answer
 
     with root.exclusive_run(config):
         store = open_store(config.metadata_path)
@@ -121,8 +121,10 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
             return
         images = root.images_dir(_pin_span(config, store))
         summary = root.conclude(config, images, _log.info)
-    _log.info("summary of the run:\n%s", text(summary))
-    check_pushed(summary)
+    result = answer(summary)
+    _log.info("summary of the run:\n%s", result.text)
+    if result.refusal:
+        raise GateFailed(result.refusal)
 
 
 def _end_with_input() -> None:

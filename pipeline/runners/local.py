@@ -17,14 +17,13 @@ from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
-from pipeline.config import DataShape, PipelineConfig
-from pipeline.runs import signals
-from pipeline.runs.root import Say, check_free, conclude, exclusive_run, images_dir, save_partial_report
+from pipeline.config import LOG_NAME, DataShape, PipelineConfig
+from pipeline.runs import signals, unchanged
+from pipeline.runs.root import Say, check_free, clear_failed, conclude, exclusive_run, images_dir, save_partial_report
 
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
 
-LOG_NAME = "run.log"
 _BAD_RECORD = "Not a valid TFRecord"  # start of the error message of Beam
 
 
@@ -78,6 +77,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
       UsageError: the request is invalid; nothing was written.
       DataError: the images failed a check; the outputs of earlier components stay cached.
     """
+    started_ns, before = time.time_ns(), unchanged.inputs(config)
     data = preflight(config)
     if config.schema and not config.schema_is_reviewed:
         say(f"schema {config.schema} does not exist: it will be inferred and written, for your review")
@@ -104,7 +104,12 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
 
             raise unreadable(config.dataset or "the dataset", error) from error
         signals.check()
-        return conclude(config, images, say)
+        summary = conclude(config, images, say)
+        from pipeline.runs.summary import repeated
+
+        clear_failed(config)  # the record is about what stays
+        unchanged.remember(config, before, started_ns, repeated(summary))
+        return summary
 
 
 class _LogFile(logging.FileHandler):

@@ -15,18 +15,14 @@ from typing import TYPE_CHECKING
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
-from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk, lock
-from pipeline.config import PipelineConfig
+from pipeline.config import LOCK_NAME, PipelineConfig
 
 if TYPE_CHECKING:
     from ml_metadata.metadata_store import MetadataStore
 
     from pipeline.runs.history import Step
     from pipeline.runs.summary import RunSummary
-
-
-LOCK_NAME = ".lock"
 
 
 @contextlib.contextmanager
@@ -177,6 +173,8 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
 
 def images_dir(config: PipelineConfig) -> str:
     """Returns the directory of the images; empty when there is none, as for archives and adopted datasets."""
+    from beam_jobs.sources.factory import open_source
+
     if not config.ingest:
         return ""
     base = open_source(dataclasses.replace(config.ingest, source=config.resolved_source())).base

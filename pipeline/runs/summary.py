@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ml_metadata.metadata_store import MetadataStore
@@ -16,7 +16,6 @@ from ml_metadata.metadata_store import MetadataStore
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import GateFailed
 from components.blessed_model import NODE_ID as BLESSED_MODEL
 from components.dataset_gate.component import VERDICT_NAME
 from components.dataset_gate.limits import Finding
@@ -28,6 +27,7 @@ from pipeline.config import PipelineConfig
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 from pipeline.runs.history import Step
 from pipeline.runs.lineage import run_details
+from pipeline.runs.unchanged import Answer
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
 from trainer.training.checkpoint import DIVERGED_NAME
@@ -159,13 +159,24 @@ def _schema(summary: RunSummary) -> str:
     return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
 
 
-def check_pushed(summary: RunSummary) -> None:
-    """Raises `GateFailed` when the model was not pushed; called last, after the summary is printed."""
-    if not summary.blessed:
-        reasons = "; ".join(summary.refused)
-        raise GateFailed(
-            f"{reasons}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
-        )
+def answer(summary: RunSummary) -> Answer:
+    """Returns what the command prints."""
+    reasons = "; ".join(summary.refused)
+    refusal = f"{reasons}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+    return Answer(
+        text=text(summary),
+        values=summary.to_json(),
+        refusal="" if summary.blessed else refusal,
+        model_dir=summary.model_dir,
+    )
+
+
+def repeated(summary: RunSummary) -> Answer:
+    """Returns what the command prints when it runs again and nothing changed: every component is cached."""
+    steps = {
+        name: step if name in _RESOLVERS else replace(step, state="cached") for name, step in summary.steps.items()
+    }
+    return answer(replace(summary, steps=steps))
 
 
 def _accuracy(accuracy: Accuracy) -> str:

@@ -104,6 +104,7 @@ _LINEAGE = one(
     "The graph.",
     database=text("Path of the ML Metadata database."),
     note=text("Remark when MODEL was moved or is a copy; else empty."),
+    unchanged_runs=many(text("Time in UTC."), "Runs in the root after the last one, which found nothing changed."),
     model=whole("Id of the artifact of MODEL."),
     pipeline=text("Name of the pipeline that made it."),
     run=text("Name of the run that made it."),

@@ -12,14 +12,14 @@ from pipeline.cli import demo
 
 
 def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):
-    first = demo.write_images(str(tmp_path / "images"))
+    demo.write_images(str(tmp_path / "images"))
     files = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
     assert len(files) == 1797 + 7 + 3
     assert Counter(path.parent.name for path in files if path.name.startswith("digit"))["0"] == 178
-    pixels = np.asarray(Image.open(first))
+    pixels = np.asarray(Image.open(tmp_path / "images" / "0" / "digit-0000.png"))
     assert np.array_equal(pixels, np.round(load_digits().images[0] * (255 / 16)))
     before = {path: path.read_bytes() for path in files}
-    assert demo.write_images(str(tmp_path / "images")) == first
+    demo.write_images(str(tmp_path / "images"))
     assert {path: path.read_bytes() for path in (tmp_path / "images").rglob("*") if path.is_file()} == before
 
     config = demo.config(str(tmp_path / "images"), str(tmp_path / "root"))

@@ -1,0 +1,168 @@
+"""What a run depends on, each changed alone: the answer of the last run is used only while all of it is the same."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import PipelineConfig, build
+from pipeline.runs import unchanged
+from pipeline.runs.unchanged import Answer
+from tests.make_images import class_folders, jpeg
+
+ANSWER = Answer(text="images  3", values={"images": 3}, refusal="", model_dir="serving/1")
+OUTPUTS = ("metadata.sqlite", "report.html", "artifacts/Trainer/model/7/saved.pb", "serving/1/saved.pb")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Photographs, a root with outputs, a module of the user, and what the configuration names besides."""
+    class_folders(tmp_path / "photos", per_class=3)
+    for name in OUTPUTS:
+        (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / name).write_text("output")
+    for name in ("weights.h5", "schema.pbtxt", "mine.py"):
+        (tmp_path / name).write_text("#")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    importlib.import_module("mine")
+    unchanged._environment.cache_clear()
+    yield tmp_path
+    del sys.modules["mine"]
+    unchanged._environment.cache_clear()
+
+
+@pytest.fixture
+def config(place: Path) -> PipelineConfig:
+    return build(
+        {
+            "root": str(place / "work"),
+            "ingest": {"source": str(place / "photos")},
+            "train": {"weights": str(place / "weights.h5")},
+            "schema": str(place / "schema.pbtxt"),
+        }
+    )
+
+
+@pytest.fixture
+def known(config: PipelineConfig) -> PipelineConfig:
+    """The configuration of a run that is on record."""
+    started = time.time_ns()
+    unchanged.remember(config, unchanged.inputs(config), started, ANSWER)
+    return config
+
+
+def is_answered(config: PipelineConfig) -> bool:
+    """Whether a new process, which has looked at nothing yet, answers from the record."""
+    unchanged._environment.cache_clear()
+    return unchanged.find(config) is not None
+
+
+def edit(path: Path) -> None:
+    """Changes a byte, and neither the size nor the time of the last change."""
+    before = path.stat()
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for field in dataclasses.fields(node):
+        value = getattr(node, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, (*path, field.name))
+        else:
+            yield (*path, field.name)
+
+
+def test_the_answer_of_the_last_run_is_given_until_something_changes_and_leaves_a_trace(known):
+    assert unchanged.find(known)[0] == ANSWER
+    assert unchanged.find(known)[0] == ANSWER
+    assert len(unchanged.traces(known.root)) == 2
+    edit(Path(known.root) / "report.html")
+    assert unchanged.find(known) is None
+    assert len(unchanged.traces(known.root)) == 2
+
+
+def test_every_setting_counts(config):
+    before, settings = unchanged.inputs(config), list(leaves(config))
+    assert before
+    for *sections, name in settings:
+        changed = copy.deepcopy(config)
+        node: Any = changed
+        for section in sections:
+            node = getattr(node, section)
+        object.__setattr__(node, name, f"not {getattr(node, name)}")
+        assert unchanged.inputs(changed) != before, name
+    assert len(settings) > 100
+
+
+@pytest.mark.parametrize("name", ["photos/china/000.jpg", "weights.h5", "schema.pbtxt", "mine.py", "work/report.html"])
+@pytest.mark.parametrize("change", [edit, Path.unlink, lambda path: path.rename(f"{path}.bak")])
+def test_a_changed_file_counts(place, known, name, change):
+    change(place / name)
+    assert not is_answered(known)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_every_output_counts(place, known, name):
+    edit(place / "work" / name)
+    assert not is_answered(known)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("photos/china/new.jpg", "photos/new/0.jpg", "work/artifacts/Trainer/model/8/saved.pb"),
+        *("elsewhere/mine.py", "elsewhere/library-2.0.dist-info/METADATA", "elsewhere/more.pth"),
+    ],
+    ids=["image", "class", "output", "module that comes first", "version of a package", "more paths"],
+)
+def test_a_new_file_counts(place, known, name):
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_bytes(jpeg())
+    assert not is_answered(known)
+
+
+def test_other_code_and_another_environment_count(known, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert not is_answered(known)
+    monkeypatch.delenv("KERAS_BACKEND")
+    assert is_answered(known)
+    monkeypatch.setattr(unchanged, "code_version", lambda: "another")
+    assert not is_answered(known)
+
+
+def test_what_changes_during_a_run_is_not_recorded(place, config):
+    before, started = unchanged.inputs(config), time.time_ns()
+    edit(place / "photos/china/000.jpg")
+    unchanged.remember(config, before, started, ANSWER)
+    assert not is_answered(config)
+    before = unchanged.inputs(config)
+    (place / "mine.py").write_text("changed = True")
+    unchanged.remember(config, before, started, ANSWER)
+    assert not is_answered(config)
+
+
+@pytest.mark.parametrize("doubt", ["table", "link", "store", "damaged record"])
+def test_what_cannot_be_compared_takes_the_long_way(place, config, doubt):
+    if doubt == "table":
+        (place / "table.csv").write_text("image,label\nphotos/china/000.jpg,a\n")
+        config = build({"root": config.root, "ingest": {"source": str(place / "table.csv")}})
+    elif doubt == "link":
+        (place / "photos" / "more").symlink_to(place / "photos" / "china")
+    elif doubt == "store":
+        config = build({"root": config.root, "ingest": {"source": "gs://bucket/photos"}})
+    unchanged.remember(config, unchanged.inputs(config), time.time_ns(), ANSWER)
+    if doubt == "damaged record":
+        (place / "work" / "unchanged.json").write_text('{"format": 1}')
+    assert not is_answered(config)
