@@ -124,9 +124,11 @@ def run_or_repeat(config: PipelineConfig, fast: bool = True, prepare: Callable[[
     if prepare:
         prepare()
     from pipeline.runners import local
-    from pipeline.runs import summary
 
-    return summary.answer(local.run(config, say))
+    result = local.run(config, say)
+    from pipeline.runs import summary  # not before: it imports TFX, which changes the environment that `run` records
+
+    return summary.answer(result)
 
 
 def print_answer(answer: Answer, as_json: bool, image: str, *lines: str) -> None:
