@@ -70,6 +70,7 @@ _ARGUMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "method": (f"one of {', '.join(METHODS)}", lambda value: value in METHODS),
     "min_area": ("a fraction above 0 and up to 1", lambda value: _is_number(value, 1e-9, 1)),
     "mirror": ("True or False", lambda value: isinstance(value, bool)),
+    "scaled": ("True or False", lambda value: isinstance(value, bool)),
     "probability": _fraction(),
     "saturation": _fraction(),
     "side": _pixels(1),

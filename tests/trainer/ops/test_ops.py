@@ -8,6 +8,8 @@ from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from tests.make_images import crop, encode, jpeg, png
 from trainer.ops import (
+    BOX_LABELS,
+    BOXES,
     IMAGE,
     OPS,
     CenterCrop,
@@ -231,11 +233,34 @@ def test_decode_random_crop_of_a_jpeg_is_that_of_its_pixels_but_for_chroma_at_th
     encoded = jpeg(number, subsampling=0)
     rows, columns = window_of(60, 80, 0.08, number, 1)
     expected = resized(tf.io.decode_jpeg(encoded, channels=3).numpy()[rows, columns], 16).astype(int)
-    found = run(DecodeRandomCrop(side=16), encoded, number, 1).astype(int)
+    whole = DecodeRandomCrop(side=16, scaled=False)
+    found = run(whole, encoded, number, 1).astype(int)
     assert np.abs(found - expected).mean() < 0.5
     subsampled = jpeg(number, subsampling=2)
     expected = resized(tf.io.decode_jpeg(subsampled, channels=3).numpy()[rows, columns], 16).astype(int)
-    assert np.abs(run(DecodeRandomCrop(side=16), subsampled, number, 1) - expected).mean() < 4
+    assert np.abs(run(whole, subsampled, number, 1) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+@pytest.mark.parametrize("height", [800, 797])
+def test_a_crop_many_times_the_target_averages_its_pixels_and_keeps_boxes_in_place(ratio, height):
+    """A white square in a black image ends where its box does."""
+    sides, side = np.array([height, 1003]), 720 // ratio - 8
+    pixels = np.zeros((*sides, 3), np.uint8)
+    pixels[300:500, 400:700] = 255
+    box = np.array([[300, 400, 500, 700]], np.float32) / np.array([*sides, *sides])
+    op = DecodeRandomCrop(side=side, min_area=1.0)
+    encoded = encode(pixels, "JPEG", quality=95, subsampling=0)
+    features = {IMAGE: tf.constant(encoded), BOXES: tf.constant(box, tf.float32), BOX_LABELS: tf.constant([1])}
+    found = op(features, numbers_of(op, 3, 1))
+    top, left, bottom, right = np.round(found[BOXES].numpy()[0] * side).astype(int)
+    white = found[IMAGE].numpy()[..., 1] > 127
+    rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
+    edges = np.array([rows[0], columns[0], rows[-1] + 1, columns[-1] + 1])
+    assert np.abs(edges - (top, left, bottom, right)).max() <= 1
+    noise = encode(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8), "JPEG", quality=95, subsampling=0)
+    whole = run(DecodeRandomCrop(side=side, min_area=1.0, scaled=False), noise, 3, 1)
+    assert run(op, noise, 3, 1).std() < whole.std() / 1.4
 
 
 @pytest.mark.parametrize("encoded", [png(7), jpeg(7)], ids=["png", "jpeg"])
