@@ -200,6 +200,8 @@ class HttpOptions(Options):
         500, 502, 503 and 504.
       per_host: requests to one host at a time.
       allow_private: fetch from loopback, link-local and private addresses too.
+      ignore_robots_tag: take images too whose server forbids it by the header `X-Robots-Tag`, with `noai`,
+        `noimageai`, `noindex`, `noimageindex` or `none`.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.
@@ -209,6 +211,7 @@ class HttpOptions(Options):
     retries: Count = 3
     per_host: Positive = 8
     allow_private: bool = False
+    ignore_robots_tag: Annotated[bool, Field(option="--ignore-robots-tag")] = False
 
 
 def _parse_pairs(shares: object) -> object:

@@ -28,6 +28,7 @@ class RejectReason(str, enum.Enum):
       UNREADABLE: it is missing; or it cannot be read and `unreadable` is `reject`: then the next run tries again.
       NOT_FETCHED: the web server gave no answer, or an error instead of the image; the next run tries again.
       ADDRESS_REFUSED: the URL leads to a private address, or is not http(s).
+      OPTED_OUT: the web server forbids its use in a dataset by the header `X-Robots-Tag`.
       EMPTY_FILE: it has 0 bytes.
       TOO_MANY_BYTES: it has more than `max_bytes`.
       NOT_AN_IMAGE: its first bytes are not those of JPEG, PNG, GIF, BMP, TIFF or WebP.
@@ -54,6 +55,7 @@ class RejectReason(str, enum.Enum):
     UNREADABLE = "unreadable"
     NOT_FETCHED = "not_fetched"
     ADDRESS_REFUSED = "address_refused"
+    OPTED_OUT = "opted_out"
     EMPTY_FILE = "empty_file"
     TOO_MANY_BYTES = "too_many_bytes"
     NOT_AN_IMAGE = "not_an_image"

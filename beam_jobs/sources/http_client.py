@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http.client import InvalidURL
 from importlib import metadata
@@ -41,6 +41,9 @@ _SPECIAL = tuple(
     ipaddress.ip_network(text)
     for text in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20", "5f00::/16")
 )
+_AGENT = "feedline"
+_OPT_OUTS = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
+_WITH_VALUE = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")  # also before a colon
 _LOGGING_MODULES = ("connection", "connectionpool", "response")  # modules of urllib3 that log contents of responses
 
 
@@ -199,9 +202,9 @@ def attempt(url: str, options: HttpOptions, limit: int) -> bytes | FetchError:
     """Returns the first `limit` bytes of a URL, after redirects, or the error of this attempt.
 
     Raises:
-      BadImage: an address, scheme or redirect is refused.
+      BadImage: an address, scheme or redirect is refused, or the server forbids the use in a dataset.
     """
-    return _follow(url, options, "GET", partial(_read_body, limit=limit))
+    return _follow(url, options, "GET", partial(_read_body, limit=limit, ignore_robots_tag=options.ignore_robots_tag))
 
 
 def attempt_checksum(url: str, options: HttpOptions) -> str | FetchError:
@@ -235,7 +238,7 @@ class _Client:
         self._timeout = Timeout(connect=options.timeout_s, read=options.timeout_s)
         self._manager = make_manager(options)
         self._semaphores = _HostLimits(options.per_host)
-        self._agent = f"feedline/{metadata.version('feedline')}"
+        self._agent = f"{_AGENT}/{metadata.version('feedline')}"
 
     def follow(self, url: str, method: str, read: Callable[[Any], T]) -> T:
         """Returns what `read` takes from the response at the end of the redirects."""
@@ -325,15 +328,34 @@ def _join(url: str, location: str) -> str:
         raise FetchError(_NO_URL, temporary=False) from error
 
 
-def _read_body(response: Any, limit: int) -> bytes:
+def _read_body(response: Any, limit: int, ignore_robots_tag: bool) -> bytes:
     if response.status in _REDIRECTS:
         return b""
+    if not ignore_robots_tag and (directive := _opt_out(response.headers.getlist("X-Robots-Tag"))):
+        raise BadImage(RejectReason.OPTED_OUT, f"the server sends X-Robots-Tag: {directive}; see --ignore-robots-tag")
     pieces = []
     remaining = limit
     while remaining and (piece := response.read(min(remaining, _PIECE_BYTES))):
         pieces.append(piece)
         remaining -= len(piece)
     return b"".join(pieces)
+
+
+def _opt_out(lines: Iterable[str]) -> str:
+    """Returns the directive of `X-Robots-Tag` headers that forbids a use in datasets; empty for none.
+
+    A line may begin with the name of the client that it is for. The directives are those that img2dataset obeys, and
+    `none`, which includes `noindex`. Source: https://developers.google.com/search/docs/crawling-indexing/robots-meta-tag
+    """
+    for line in lines:
+        first, colon, rest = line.lower().partition(":")
+        names_client = bool(colon) and "," not in first and first.strip() not in _WITH_VALUE
+        if names_client and first.strip() not in (_AGENT, "*"):
+            continue
+        directives = (rest if names_client else line.lower()).split(",")
+        if found := _OPT_OUTS & {directive.strip() for directive in directives}:
+            return min(found)
+    return ""
 
 
 def _read_checksum(response: Any) -> str:

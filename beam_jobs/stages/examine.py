@@ -76,8 +76,14 @@ class SpoolWriter:
 DIRECTORY = "examined"  # in the work directory
 _FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # prefixes of file names in it
 UNREAD = "unread"  # in the work directory: notes about buckets with unreadable images
-# Reasons that another attempt, or other permissions for addresses, may remove.
-_TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value, RejectReason.UNREADABLE.value)
+# Reasons that another attempt, or other permissions, may remove.
+_TRANSIENT = frozenset(
+    reason.value
+    for reason in (
+        *(RejectReason.NOT_FETCHED, RejectReason.UNREADABLE),
+        *(RejectReason.ADDRESS_REFUSED, RejectReason.OPTED_OUT),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +232,7 @@ def write_unread_note(bucket: Bucket, task: ExamineTask, error: Unreadable | OSE
 
 def invalidate_transient(work: str, bucket: Bucket) -> None:
     """Invalidates a finished bucket with rejects for transient reasons, for example because a server was down."""
-    if set(_TRANSIENT) & set(schemas.read(rejects_path(work, bucket))["reason"].to_pylist()):
+    if _TRANSIENT & set(schemas.read(rejects_path(work, bucket))["reason"].to_pylist()):
         invalidate(work, bucket)
 
 

@@ -31,8 +31,8 @@ def test_a_bad_image_is_no_feedline_error_and_survives_pickling():
 def test_reject_reasons_are_the_ones_that_are_on_disk():
     assert " ".join(reason.value for reason in RejectReason) == (
         "no_label bad_annotation bad_mask unknown_split name_not_utf8 duplicate_key bad_member not_a_file outside_root "
-        "unreadable not_fetched address_refused empty_file too_many_bytes not_an_image bad_header too_small too_large "
-        "bad_aspect forged_size unknown_range undecodable too_slow decoder_crashed"
+        "unreadable not_fetched address_refused opted_out empty_file too_many_bytes not_an_image bad_header too_small "
+        "too_large bad_aspect forged_size unknown_range undecodable too_slow decoder_crashed"
     )
 
 

@@ -70,6 +70,20 @@ def test_a_list_of_urls_becomes_the_dataset_and_what_is_not_fetched_a_reject(pho
     assert reject["detail"] == "127.0.0.1 returned HTTP 404; 1 attempt"
 
 
+def test_only_what_a_server_kept_out_of_datasets_is_fetched_again_when_that_is_ignored(tmp_path):
+    pages = {f"/{number}.png": body(png(number)) for number in range(3)}
+    pages["/3.png"] = lambda page: page.answer(200, png(3), X_Robots_Tag="noai")
+    with serving(pages) as server:
+        (tmp_path / "urls.csv").write_text("\n".join(["image,label", *(f"{server.url(name)},cat" for name in pages)]))
+        http = HttpOptions(timeout_s=5, retries=0, allow_private=True)
+        first = options(str(tmp_path / "urls.csv"), str(tmp_path / "out"), http=http, splits={"all": 1})
+        made = replace(first, bucket_images=2, max_reject_ratio=0.3)
+        assert run(made).counts.rejects == {"opted_out": 1}
+        again = replace(made, http=replace(http, ignore_robots_tag=True), retry_rejects=True)
+        assert run(again).counts.rejects == {}
+        assert dict(server.seen) == {**dict.fromkeys(pages, 1), "/3.png": 2}
+
+
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_written(photos, bucket, tmp_path):
     with pytest.raises(SourceError, match="cannot be listed: .*bucket does not exist"):
         run(options(f"{bucket}-not/photos", str(tmp_path / "out")))

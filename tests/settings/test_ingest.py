@@ -305,6 +305,7 @@ ROWS = [
         given={**FETCHED, "ingest.source": "urls.csv"},
         same=stored,
     ),
+    row("ingest.http.ignore_robots_tag", True, written, (4, 5), given={**FETCHED, "ingest.source": "kept.csv"}),
     row("ingest.http.retries", 1, written, (4, 5), first=(0,), given={**FETCHED, "ingest.source": "flaky.csv"}),
     row("ingest.http.timeout_s", 0.6, written, (5, 4), first=(5.0,), given={**FETCHED, "ingest.source": "slow.csv"}),
 ]
@@ -361,7 +362,9 @@ def write_urls(folder: Path, server: WebServer, pages: Pages) -> None:
     for number, name in enumerate(good):
         server.pages[name] = pages.page(encode(noise(400 + number), "PNG"))
     server.pages |= {"/flaky.png": flaky(encode(noise(410), "PNG")), "/slow.png": slow(encode(noise(411), "PNG"))}
-    for table, more in {"urls": [], "flaky": ["/flaky.png"], "slow": ["/slow.png"]}.items():
+    server.pages["/kept.png"] = lambda page: page.answer(200, encode(noise(412), "PNG"), X_Robots_Tag="noai")
+    tables = {"urls": [], "flaky": ["/flaky.png"], "slow": ["/slow.png"], "kept": ["/kept.png"]}
+    for table, more in tables.items():
         lines = [f"{server.url(name)},web" for name in [*good, *more]]
         (folder / f"{table}.csv").write_text("\n".join(["image,label", *lines, ""]))
 

@@ -29,6 +29,29 @@ def test_five_redirects_are_followed_and_no_sixth(server):
     assert failure(server, "/0", retries=3) == (RejectReason.ADDRESS_REFUSED, "over 5 redirects")
 
 
+@pytest.mark.parametrize(
+    ("header", "directive"),
+    [
+        ("noai", "noai"),
+        ("NoIndex, nofollow", "noindex"),
+        ("noarchive, max-snippet: 0, noimageai", "noimageai"),
+        ("max-image-preview: none, noimageindex", "noimageindex"),
+        ("feedline: none", "none"),
+        ("*: noai", "noai"),
+        ("otherbot: noindex, noimageindex", ""),
+        ("unavailable_after: 25 Jun 2030 15:00:00 PST", ""),
+        ("nofollow", ""),
+    ],
+)
+def test_an_image_that_its_server_keeps_out_of_datasets_is_refused(server, header, directive):
+    server.pages["/x"] = lambda page: page.answer(200, DATA, X_Robots_Tag=header)
+    if directive:
+        detail = f"the server sends X-Robots-Tag: {directive}; see --ignore-robots-tag"
+        assert failure(server, "/x", retries=3) == (RejectReason.OPTED_OUT, detail)
+        assert server.seen["/x"] == 1
+    assert fetch(server, "/x", ignore_robots_tag=bool(directive)) == DATA
+
+
 @pytest.mark.parametrize("where", ["file:///etc/passwd", "data:,x"])
 def test_a_redirect_to_another_scheme_is_refused(server, where):
     server.pages["/x"] = status(302, Location=where)
