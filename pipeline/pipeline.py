@@ -19,6 +19,7 @@ from tfx.proto.trainer_pb2 import EvalArgs, TrainArgs
 from tfx.proto.transform_pb2 import SplitsConfig
 from tfx.types import Artifact, BaseChannel, standard_artifacts
 
+from beam_jobs.common.source_code import code_version
 from beam_jobs.runners.dataflow import component_arguments
 from beam_jobs.stages.publish import producer
 from components import artifacts
@@ -33,7 +34,6 @@ from components.previous_span.resolver import PREVIOUS_KEY, previous_examples
 from components.schema.component import InferredSchema, ReviewedSchema
 from components.statistics import statistics_options
 from pipeline.config import DataShape, PipelineConfig
-from pipeline.runs.unchanged import code_version
 from trainer.input.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig

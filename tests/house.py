@@ -25,7 +25,7 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 265,
+    "product files": 266,
     "product lines": 54_624,
     "code lines": 33_464,
     "modules at the root of beam_jobs": 12,
@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 63_164,
+    "lines of tests": 63_211,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

@@ -344,17 +344,17 @@ def _read_body(response: Any, limit: int, ignore_robots_tag: bool) -> bytes:
 def _opt_out(lines: Iterable[str]) -> str:
     """Returns the directive of `X-Robots-Tag` headers that forbids a use in datasets; empty for none.
 
-    A line may begin with the name of the client that it is for. The directives are those that img2dataset obeys, and
-    `none`, which includes `noindex`. Source: https://developers.google.com/search/docs/crawling-indexing/robots-meta-tag
+    A directive may follow the name of the client that it and the next ones are for. They are those that img2dataset
+    obeys, and `none`, which includes `noindex`. Source: https://developers.google.com/search/docs/crawling-indexing/robots-meta-tag
     """
     for line in lines:
-        first, colon, rest = line.lower().partition(":")
-        names_client = bool(colon) and "," not in first and first.strip() not in _WITH_VALUE
-        if names_client and first.strip() not in (_AGENT, "*"):
-            continue
-        directives = (rest if names_client else line.lower()).split(",")
-        if found := _OPT_OUTS & {directive.strip() for directive in directives}:
-            return min(found)
+        client = "*"
+        for part in line.lower().split(","):  # a proxy may join lines for several clients
+            name, colon, directive = (text.strip() for text in part.partition(":"))
+            if colon and name not in _WITH_VALUE:
+                client, name = name, directive
+            if client in ("*", _AGENT) and name in _OPT_OUTS:
+                return name
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -146,7 +147,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     if engine.name == ENGINES[0]:
         from beam_jobs.images import sandbox
 
-        sandbox.start()  # beside the import of Beam
+        with contextlib.suppress(OSError):  # the ingest starts them again, and reports it
+            sandbox.start()  # beside the import of Beam
     from beam_jobs import ingest
     from beam_jobs.dataset import manifest
     from beam_jobs.stages.dry_run import ResourceEstimator
@@ -216,7 +218,7 @@ def read_request(
     """
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
-    from beam_jobs.sources import factory, spans
+    from beam_jobs.sources import containers, spans
     from beam_jobs.stages import append, replace
     from pipeline.settings.layers import gather
 
@@ -236,7 +238,7 @@ def read_request(
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_needs(values, options)
     if options.source_kind == "auto":
-        factory.guess_kind(options.source)  # before the slow import of Beam
+        containers.guess_kind(options.source)  # before the slow import of Beam
     return options, engine
 
 

@@ -77,11 +77,11 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
       UsageError: the request is invalid; nothing was written.
       DataError: the images failed a check; the outputs of earlier components stay cached.
     """
-    started_ns, before = time.time_ns(), unchanged.inputs(config)
     data = preflight(config)
     if config.schema and not config.schema_is_reviewed:
         say(f"schema {config.schema} does not exist: it will be inferred and written, for your review")
     check_free(config.root)  # before the slow imports
+    before = unchanged.inputs(config)
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
@@ -108,7 +108,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
         from pipeline.runs.summary import repeated
 
         clear_failed(config)  # the record is about what stays
-        unchanged.remember(config, before, started_ns, repeated(summary))
+        unchanged.remember(config, before, repeated(summary))
         return summary
 
 

@@ -17,6 +17,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.storage import disk, lock
 from pipeline.config import LOCK_NAME, PipelineConfig
+from pipeline.runs import unchanged
 
 if TYPE_CHECKING:
     from ml_metadata.metadata_store import MetadataStore
@@ -69,6 +70,7 @@ def exclusive_run(config: PipelineConfig) -> Iterator[None]:
     """
     with locked(config.root):
         _check_database(config)
+        unchanged.forget(config.root)
         clear_failed(config)
         try:
             yield

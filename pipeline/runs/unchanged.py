@@ -12,22 +12,16 @@ import hashlib
 import json
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from importlib import metadata
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.errors import UsageError
+from beam_jobs.common.source_code import code_version, source_digest
 from beam_jobs.sources import containers
 from pipeline.config import LOCK_NAME, LOG_NAME, PipelineConfig
 
-_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-_PRODUCT_ROOT = Path(__file__).parent.parent.parent
 _METADATA = (".dist-info", ".egg-info", ".pth")
 _RECORD_NAME = "unchanged.json"
 _TRACE_NAME = "unchanged.log"  # a line for each run that was answered from the record
@@ -59,60 +53,42 @@ class _Unknown(Exception):
     """Something cannot be compared, or changes while it is."""
 
 
-@functools.cache
-def code_version() -> str:
-    """Returns the release and a digest of every file of the four packages, such as `0.1.0+3f9c0d1e`."""
-    hasher = hashlib.sha256()
-    for package in _PACKAGES:
-        for path in sorted((_PRODUCT_ROOT / package).rglob("*")):
-            if not path.is_file() or "__pycache__" in path.parts:
-                continue
-            hasher.update(path.relative_to(_PRODUCT_ROOT).as_posix().encode())
-            hasher.update(path.read_bytes())
-    return f"{metadata.version('feedline')}+{hasher.hexdigest()[:8]}"
-
-
 def inputs(config: PipelineConfig) -> str:
-    """Returns a digest of everything that decides the results of a run, but for modules; empty when it is not known."""
-    files = [path for path in (config.schema, config.train.weights) if path and os.path.lexists(path)]
+    """Returns a digest of everything that decides the results of a run; empty when that cannot be known."""
+    model, files = config.train.model, [path for path in (config.schema, config.train.weights) if path]
     try:
+        if any(map(storage.is_remote, (config.root, config.pattern, *files))):
+            return ""
         values = [
-            asdict(config),
-            code_version(),
-            _environment(),
-            _source(config),
-            [(path, _stat(path)) for path in files],
+            *(config.to_json(), code_version(), _environment(), _source(config)),
+            source_digest(model) if "." in model else "",
+            [(path, _stat(path)) for path in files if os.path.lexists(path)],
         ]
-    except (_Unknown, OSError, UsageError):
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    except Exception:  # noqa: BLE001 - in doubt nothing is known, and the run itself reports the error
         return ""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def remember(config: PipelineConfig, before: str, started_ns: int, answer: Answer) -> None:
+def forget(root: str) -> None:
+    """Removes the record and the traces when another run begins."""
+    for name in (_RECORD_NAME, _TRACE_NAME):
+        with contextlib.suppress(OSError):
+            storage.remove(os.path.join(root, name))
+
+
+def remember(config: PipelineConfig, before: str, answer: Answer) -> None:
     """Writes the record of a finished run, unless an input changed meanwhile; call it while the root is locked.
 
     Args:
       config: configuration of the run.
       before: its `inputs` before the run.
-      started_ns: time before the run, in nanoseconds since the epoch.
       answer: what the next run prints if nothing changed.
     """
-    with contextlib.suppress(OSError):
-        for name in (_RECORD_NAME, _TRACE_NAME):
-            storage.remove(os.path.join(config.root, name))
-    modules = _user_modules()
-    with contextlib.suppress(_Unknown, OSError):
-        changed = any(max(_stat(path)[1:3]) >= started_ns for path in modules.values())
-        if changed or not before or before != inputs(config):
-            return
-        record = {
-            "format": _FORMAT,
-            "inputs": before,
-            "modules": {name: [path, *_module(name, path)] for name, path in modules.items()},
-            "outputs": _tree(config.root, _UNNAMED),
-            "finished": _now(),
-            "answer": asdict(answer),
-        }
+    if not before or before != inputs(config):
+        return
+    with contextlib.suppress(Exception):  # without a record, the next run takes the long way
+        outputs = _tree(config.root, _UNNAMED)
+        record = {"format": _FORMAT, "inputs": before, "outputs": outputs, "finished": _now(), "answer": asdict(answer)}
         storage.write_bytes(os.path.join(config.root, _RECORD_NAME), json.dumps(record).encode())
 
 
@@ -126,11 +102,9 @@ def find(config: PipelineConfig) -> tuple[Answer, str] | None:
 
     Call it while the root is locked. Leaves a trace of this run; see `traces`.
     """
-    with contextlib.suppress(_Unknown, OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(Exception):  # of a damaged record
         record = storage.read_json(os.path.join(config.root, _RECORD_NAME))
         if record["format"] != _FORMAT or record["inputs"] != inputs(config):
-            return None
-        if any(found != _module(name, path) for name, (path, *found) in record["modules"].items()):
             return None
         if record["outputs"] != _tree(config.root, _UNNAMED):
             return None
@@ -154,18 +128,20 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _source(config: PipelineConfig) -> str:
+def _source(config: PipelineConfig) -> list[str]:
+    """Returns the path of the source or of the adopted dataset, and the status of its files."""
     path = config.resolved_source()
-    if storage.is_remote(path):
+    if os.path.isdir(path):
+        return [path, _tree(path)]
+    if not config.ingest:
         raise _Unknown
-    if not config.ingest or os.path.isdir(path):
-        return _tree(path)
     kind = config.ingest.source_kind if config.ingest.source_kind != "auto" else containers.guess_kind(path)
-    if kind == "glob" or (kind in _FILES and containers.is_pattern(path)):
-        return _tree(containers.base_directory(path))
-    if kind not in _FILES:
+    if kind in _FILES:
+        return [path, *(f"{found.path} {_stat(found.path)}" for found in containers.find(path))]
+    base = os.path.realpath(containers.base_directory(path))
+    if kind != "glob" or ".." in path or os.path.commonpath([base, os.path.realpath(config.root)]) == base:
         raise _Unknown
-    return repr(_stat(path))
+    return [path, _tree(base)]
 
 
 def _tree(path: str, without: tuple[str, ...] = ()) -> str:
@@ -197,7 +173,7 @@ def _stat(path: str) -> tuple[int, int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-@functools.cache  # before TensorFlow sets variables and TFX adds paths
+@functools.cache  # at the first call: TensorFlow sets variables, and TFX adds paths
 def _environment() -> list[Any]:
     """Returns the version of Python, the variables, and the names of the files that tell distributions and paths."""
     names = []
@@ -206,26 +182,3 @@ def _environment() -> list[Any]:
             names += [f"{path}/{name}" for name in os.listdir(path) if name.endswith(_METADATA)]
     variables = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
     return [sys.version, variables, sorted(names)]
-
-
-def _user_modules() -> dict[str, str]:
-    """Returns name -> path of the imported modules that belong neither to a distribution nor to Python.
-
-    Those with two underscores are the started program, and temporary files that AutoGraph generates.
-    """
-    known = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    known |= {str(_PRODUCT_ROOT / package) for package in _PACKAGES}
-    paths = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    return {
-        name: os.path.abspath(path)
-        for name, path in paths.items()
-        if path
-        and not name.startswith("__")
-        and not any(os.path.abspath(path).startswith(f"{place}/") for place in known)
-    }
-
-
-def _module(name: str, path: str) -> list[Any]:
-    """Returns the status of a module, and where Python would find its package now; another file may come first."""
-    spec = PathFinder.find_spec(name.partition(".")[0])
-    return [*_stat(path), str(spec and spec.origin)]

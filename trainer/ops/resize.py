@@ -92,7 +92,7 @@ class DecodeRandomCrop(ImageOp):
         return self._window(features[IMAGE], _stored_sides(features), uniforms)
 
     def on_pixels(self) -> RandomCropResize:
-        """Returns the op with the same crop for decoded images."""
+        """Returns the op with the same crop, which is not moved to whole scaled pixels, for decoded images."""
         return RandomCropResize(self.side, self.min_area, self.method, self.keep)
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:

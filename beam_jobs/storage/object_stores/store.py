@@ -86,9 +86,8 @@ class Store:
 
     def read_start(self, path: str, most_bytes: int) -> bytes:
         """Returns the first `most_bytes` bytes of an object; in one request where the store can."""
-        return self.read_range(
-            path, 0, min(most_bytes, self.describe(path).bytes)
-        )  # streams allocate what is asked for
+        size = self.describe(path).bytes  # streams allocate what they are asked for
+        return self.read_range(path, 0, min(most_bytes, size))
 
     def exists(self, path: str) -> bool:
         """Returns whether an object exists."""

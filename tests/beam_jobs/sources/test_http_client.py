@@ -38,6 +38,7 @@ def test_five_redirects_are_followed_and_no_sixth(server):
         ("max-image-preview: none, noimageindex", "noimageindex"),
         ("feedline: none", "none"),
         ("*: noai", "noai"),
+        ("otherbot: noindex, feedline: noai", "noai"),
         ("otherbot: noindex, noimageindex", ""),
         ("unavailable_after: 25 Jun 2030 15:00:00 PST", ""),
         ("nofollow", ""),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import os
-import sys
-import time
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,12 @@ import pytest
 
 from pipeline.config import PipelineConfig, build
 from pipeline.runs import unchanged
+from pipeline.runs.root import exclusive_run
 from pipeline.runs.unchanged import Answer
 from tests.make_images import class_folders, jpeg
 
 ANSWER = Answer(text="images  3", values={"images": 3}, refusal="", model_dir="serving/1")
+FILES = ("photos/china/000.jpg", "weights.h5", "schema.pbtxt", "mine.py", "layers.py", "work/report.html")
 OUTPUTS = ("metadata.sqlite", "report.html", "artifacts/Trainer/model/7/saved.pb", "serving/1/saved.pb")
 
 
@@ -30,15 +30,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in OUTPUTS:
         (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "work" / name).write_text("output")
-    for name in ("weights.h5", "schema.pbtxt", "mine.py"):
+    for name in ("weights.h5", "schema.pbtxt", "layers.py"):
         (tmp_path / name).write_text("#")
+    (tmp_path / "mine.py").write_text("def build(spec):\n    from layers import block\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
-    importlib.import_module("mine")
     unchanged._environment.cache_clear()
     yield tmp_path
-    del sys.modules["mine"]
     unchanged._environment.cache_clear()
 
 
@@ -48,7 +47,7 @@ def config(place: Path) -> PipelineConfig:
         {
             "root": str(place / "work"),
             "ingest": {"source": str(place / "photos")},
-            "train": {"weights": str(place / "weights.h5")},
+            "train": {"model": "mine.build", "weights": str(place / "weights.h5")},
             "schema": str(place / "schema.pbtxt"),
         }
     )
@@ -57,8 +56,7 @@ def config(place: Path) -> PipelineConfig:
 @pytest.fixture
 def known(config: PipelineConfig) -> PipelineConfig:
     """The configuration of a run that is on record."""
-    started = time.time_ns()
-    unchanged.remember(config, unchanged.inputs(config), started, ANSWER)
+    unchanged.remember(config, unchanged.inputs(config), ANSWER)
     return config
 
 
@@ -101,12 +99,13 @@ def test_every_setting_counts(config):
         node: Any = changed
         for section in sections:
             node = getattr(node, section)
-        object.__setattr__(node, name, f"not {getattr(node, name)}")
+        value = getattr(node, name)
+        object.__setattr__(node, name, value + 1 if type(value) in (int, float) else f"not {value}")
         assert unchanged.inputs(changed) != before, name
     assert len(settings) > 100
 
 
-@pytest.mark.parametrize("name", ["photos/china/000.jpg", "weights.h5", "schema.pbtxt", "mine.py", "work/report.html"])
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", [edit, Path.unlink, lambda path: path.rename(f"{path}.bak")])
 def test_a_changed_file_counts(place, known, name, change):
     change(place / name)
@@ -123,7 +122,7 @@ def test_every_output_counts(place, known, name):
     "name",
     [
         *("photos/china/new.jpg", "photos/new/0.jpg", "work/artifacts/Trainer/model/8/saved.pb"),
-        *("elsewhere/mine.py", "elsewhere/library-2.0.dist-info/METADATA", "elsewhere/more.pth"),
+        *("elsewhere/layers.py", "elsewhere/library-2.0.dist-info/METADATA", "elsewhere/more.pth"),
     ],
     ids=["image", "class", "output", "module that comes first", "version of a package", "more paths"],
 )
@@ -142,18 +141,52 @@ def test_other_code_and_another_environment_count(known, monkeypatch):
     assert not is_answered(known)
 
 
-def test_what_changes_during_a_run_is_not_recorded(place, config):
-    before, started = unchanged.inputs(config), time.time_ns()
-    edit(place / "photos/china/000.jpg")
-    unchanged.remember(config, before, started, ANSWER)
-    assert not is_answered(config)
+def test_the_order_of_the_splits_counts(place):
+    orders = ({"train": 0.5, "eval": 0.5}, {"eval": 0.5, "train": 0.5})
+    ingests = [{"source": str(place / "photos"), "splits": splits} for splits in orders]
+    one, other = (unchanged.inputs(build({"root": str(place / "work"), "ingest": ingest})) for ingest in ingests)
+    assert one
+    assert other not in ("", one)
+
+
+def test_another_number_of_the_same_images_counts(place):
+    config = build({"root": str(place / "work"), "ingest": {"source": str(place / "spans" / "{SPAN}")}})
+    class_folders(place / "spans" / "1", per_class=1)
     before = unchanged.inputs(config)
-    (place / "mine.py").write_text("changed = True")
-    unchanged.remember(config, before, started, ANSWER)
+    (place / "spans" / "1").rename(place / "spans" / "2")
+    assert before
+    assert unchanged.inputs(config) not in ("", before)
+
+
+def test_every_archive_of_a_pattern_counts(place):
+    for name in ("in/a.tar", "other/b.tar"):
+        (place / name).parent.mkdir()
+        (place / name).write_bytes(b"tar")
+    config = build({"root": str(place / "work"), "ingest": {"source": f"{place}/in/{{a,../other/b}}.tar"}})
+    before = unchanged.inputs(config)
+    edit(place / "other/b.tar")
+    assert before
+    assert unchanged.inputs(config) not in ("", before)
+
+
+def test_what_changes_during_a_run_is_not_recorded(place, config):
+    before = unchanged.inputs(config)
+    edit(place / "photos/china/000.jpg")
+    unchanged.remember(config, before, ANSWER)
     assert not is_answered(config)
 
 
-@pytest.mark.parametrize("doubt", ["table", "link", "store", "damaged record"])
+def test_another_run_ends_the_record(place, config):
+    shutil.rmtree(place / "work")  # what is there is of no run
+    (place / "work").mkdir()
+    unchanged.remember(config, unchanged.inputs(config), ANSWER)
+    assert is_answered(config)
+    with exclusive_run(config):
+        assert not unchanged.is_recorded(config.root)
+    assert unchanged.traces(config.root) == []
+
+
+@pytest.mark.parametrize("doubt", ["table", "link", "store", "weights in a store", "damaged record"])
 def test_what_cannot_be_compared_takes_the_long_way(place, config, doubt):
     if doubt == "table":
         (place / "table.csv").write_text("image,label\nphotos/china/000.jpg,a\n")
@@ -162,7 +195,10 @@ def test_what_cannot_be_compared_takes_the_long_way(place, config, doubt):
         (place / "photos" / "more").symlink_to(place / "photos" / "china")
     elif doubt == "store":
         config = build({"root": config.root, "ingest": {"source": "gs://bucket/photos"}})
-    unchanged.remember(config, unchanged.inputs(config), time.time_ns(), ANSWER)
+    elif doubt == "weights in a store":
+        ingest, train = {"source": str(place / "photos")}, {"weights": "gs://bucket/weights.h5"}
+        config = build({"root": config.root, "ingest": ingest, "train": train})
+    unchanged.remember(config, unchanged.inputs(config), ANSWER)
     if doubt == "damaged record":
-        (place / "work" / "unchanged.json").write_text('{"format": 1}')
+        (place / "work" / "unchanged.json").write_text('{"format": 1, "inputs": []}')
     assert not is_answered(config)

@@ -241,26 +241,36 @@ def test_decode_random_crop_of_a_jpeg_is_that_of_its_pixels_but_for_chroma_at_th
     assert np.abs(run(whole, subsampled, number, 1) - expected).mean() < 4
 
 
-@pytest.mark.parametrize("ratio", [2, 4, 8])
 @pytest.mark.parametrize("height", [800, 797])
-def test_a_crop_many_times_the_target_averages_its_pixels_and_keeps_boxes_in_place(ratio, height):
-    """A white square in a black image ends where its box does."""
-    sides, side = np.array([height, 1003]), 720 // ratio - 8
-    pixels = np.zeros((*sides, 3), np.uint8)
-    pixels[300:500, 400:700] = 255
-    box = np.array([[300, 400, 500, 700]], np.float32) / np.array([*sides, *sides])
-    op = DecodeRandomCrop(side=side, min_area=1.0)
-    encoded = encode(pixels, "JPEG", quality=95, subsampling=0)
-    features = {IMAGE: tf.constant(encoded), BOXES: tf.constant(box, tf.float32), BOX_LABELS: tf.constant([1])}
-    found = op(features, numbers_of(op, 3, 1))
-    top, left, bottom, right = np.round(found[BOXES].numpy()[0] * side).astype(int)
-    white = found[IMAGE].numpy()[..., 1] > 127
-    rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
-    edges = np.array([rows[0], columns[0], rows[-1] + 1, columns[-1] + 1])
-    assert np.abs(edges - (top, left, bottom, right)).max() <= 1
-    noise = encode(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8), "JPEG", quality=95, subsampling=0)
-    whole = run(DecodeRandomCrop(side=side, min_area=1.0, scaled=False), noise, 3, 1)
-    assert run(op, noise, 3, 1).std() < whole.std() / 1.4
+def test_a_crop_many_times_the_target_is_one_of_the_scaled_image_alone_and_in_a_batch(height):
+    noise = np.random.default_rng(0).integers(0, 256, (height, 1003, 3), np.uint8)
+    op, encoded, ratios = DecodeRandomCrop(side=48, min_area=0.02), encode(noise, "JPEG", subsampling=0), set()
+    seeds = [numbers_of(op, number, 1) for number in range(60)]
+    sides = {record.HEIGHT: tf.constant([height] * 60, tf.int64), record.WIDTH: tf.constant([1003] * 60, tf.int64)}
+    windows = op.window({IMAGE: tf.constant([encoded] * 60), **sides}, tf.stack(seeds)).numpy()
+    for uniforms, (top, left, rows, columns, halvings) in zip(seeds, windows, strict=True):
+        ratio = 2**halvings
+        assert min(rows, columns) // 48 in (range(ratio, 2 * ratio) if ratio < 8 else range(8, 100)), (rows, columns)
+        assert not {number % ratio for number in (top, left, rows, columns)} - {0}
+        scaled = tf.io.decode_jpeg(encoded, channels=3, ratio=ratio).numpy()
+        cut = scaled[top // ratio : (top + rows) // ratio, left // ratio : (left + columns) // ratio]
+        assert cut.shape[:2] == (rows // ratio, columns // ratio)
+        found = op({IMAGE: tf.constant(encoded)}, uniforms)[IMAGE].numpy()
+        assert np.abs(found.astype(int) - resized(cut, 48)).max() <= 1  # a half may be rounded either way
+        ratios.add(ratio)
+    assert ratios == {2, 4, 8}
+
+
+def test_boxes_are_cut_by_the_window_that_moved_to_scaled_pixels():
+    op, encoded = DecodeRandomCrop(side=48, min_area=0.2), encode(np.zeros((797, 1003, 3), np.uint8), "JPEG")
+    for number in range(8):
+        uniforms = numbers_of(op, number, 1)
+        sides = {record.HEIGHT: tf.constant(797, tf.int64), record.WIDTH: tf.constant(1003, tf.int64)}
+        top, left, rows, columns, _ = op.window({IMAGE: tf.constant(encoded), **sides}, uniforms).numpy()
+        inner = np.array([top + 16, left + 16, top + rows - 16, left + columns - 16]) / [797, 1003, 797, 1003]
+        features = {IMAGE: tf.constant(encoded), BOXES: tf.constant([inner], tf.float32), BOX_LABELS: tf.constant([1])}
+        expected = [[16 / rows, 16 / columns, 1 - 16 / rows, 1 - 16 / columns]]
+        np.testing.assert_allclose(op(features, uniforms)[BOXES].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("encoded", [png(7), jpeg(7)], ids=["png", "jpeg"])
