@@ -26,8 +26,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
     "product files": 266,
-    "product lines": 54_624,
-    "code lines": 33_464,
+    "product lines": 54_605,
+    "code lines": 33_447,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
