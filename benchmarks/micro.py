@@ -6,22 +6,26 @@ Prints microseconds per image or record, the median of five rounds.
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record
 from beam_jobs.images import decode, process
 from beam_jobs.options import ImageLimits, IngestOptions
 from benchmarks.sources import write_photographs
+from trainer.ops import IMAGE, DecodeRandomCrop, Op, apply_ops, parse_ops, rng
+from trainer.ops.chain import draw_numbers
 
 _IMAGES = 500
 _ROUNDS = 5
@@ -37,6 +41,7 @@ def main() -> None:
         files = manifest.load(f"{scratch}/dataset").shard_paths(f"{scratch}/dataset", "all")
         _image_facts([path.read_bytes() for path in sorted(source.rglob("*.jpg"))])
         _reading(files)
+        _crops(sorted(source.rglob("*.jpg"))[:100])
 
 
 def _image_facts(encoded: list[bytes]) -> None:
@@ -66,6 +71,45 @@ def _reading(files: list[str]) -> None:
     _stream("records in memory, not parsed", stored)
     _stream("records in memory, parsed one by one", stored.map(one))
     _stream("records in memory, parsed 64 at a time", stored.batch(64).map(many).unbatch())
+
+
+def _crops(paths: list[Path]) -> None:
+    """Random crops to 224, as training does them, of photographs enlarged to 2000x1500, and as they are."""
+    for size in ((2000, 1500), (500, 375)):
+        encoded = []
+        for path in paths:
+            with io.BytesIO() as stream:
+                Image.open(path).resize(size, Image.Resampling.LANCZOS).save(stream, "JPEG", quality=90)
+                encoded.append(stream.getvalue())
+        sides = {record.HEIGHT: tf.constant(size[1], tf.int64), record.WIDTH: tf.constant(size[0], tf.int64)}
+        seeds = tf.stack([tf.range(len(encoded)), tf.zeros(len(encoded), tf.int32)], 1)
+        columns = {IMAGE: encoded, **{name: tf.repeat(side, len(encoded)) for name, side in sides.items()}}
+        images = tf.data.Dataset.from_tensor_slices((columns, seeds)).cache()
+        for spec in ("decode", "decode_random_crop(224)", "decode_random_crop(224, scaled=False)"):
+            ops = parse_ops(spec)
+
+            def draw(features: dict, seed: tf.Tensor, ops: Sequence[Op] = ops) -> tuple[dict, tf.Tensor]:
+                return draw_numbers(ops, features, seed), seed
+
+            def crop(features: dict, seed: tf.Tensor, ops: Sequence[Op] = ops) -> tf.Tensor:
+                return apply_ops(ops, features, seed)[IMAGE]
+
+            pixels = images.batch(50).map(draw).unbatch().map(crop)
+            _report(f"{size[0]}x{size[1]}, {spec}", lambda pixels=pixels: [None for _ in pixels], len(encoded))
+        worse = [_difference(data, draw, sides) for draw, data in enumerate(encoded)]
+        scaled, whole = np.mean(worse, axis=0)
+        print(f"{size[0]}x{size[1]}, mean difference to Pillow's box filter: {scaled:.2f}, {whole:.2f} without scaling")
+
+
+def _difference(data: bytes, draw: int, sides: dict[str, tf.Tensor]) -> tuple[float, float]:
+    """Returns how far a scaled crop, and the same crop of the whole image, are from an area filter, in levels."""
+    op, features = DecodeRandomCrop(side=224), {IMAGE: tf.constant(data), **sides}
+    uniforms = rng.uniform(tf.constant([draw, 0], tf.int32), 0, op.random_count)
+    top, left, rows, columns, _ = op.window(features, uniforms).numpy()
+    window = decode.decode_rgb(data).numpy()[top : top + rows, left : left + columns]
+    best = np.asarray(Image.fromarray(window).resize((224, 224), Image.Resampling.BOX), float)
+    whole = tf.image.resize(window, (224, 224)).numpy()
+    return tuple(float(np.abs(pixels - best).mean()) for pixels in (op(features, uniforms)[IMAGE].numpy(), whole))
 
 
 def _show(name: str, items: list, work: Callable[[object], object]) -> None:

@@ -65,8 +65,8 @@ def command(
     """Run the whole TFX pipeline on your own images, in this process.
 
     What has not changed since the last run in --root is not done again; if nothing changed, the answer is that of the
-    last run. Settings come from --config, then from the
-    environment (FEEDLINE_TRAIN__EPOCHS=20), then from the options; the last one wins.
+    last run. Settings come from --config, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then from the options;
+    the last one wins.
 
     \b
     Examples:

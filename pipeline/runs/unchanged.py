@@ -50,7 +50,7 @@ class Answer:
 
 
 class _Unknown(Exception):
-    """Something cannot be compared, or changes while it is."""
+    """A source cannot be compared by the status of its files."""
 
 
 def inputs(config: PipelineConfig) -> str:

@@ -18,6 +18,8 @@ from pipeline.runs.root import exclusive_run
 from pipeline.runs.unchanged import Answer
 from tests.make_images import class_folders, jpeg
 
+# Settings that are of no dataset, or of no type, with the value of the test: nothing is known then.
+WITHOUT_DATA = ("source", "splits", "span", "version", "columns")
 ANSWER = Answer(text="images  3", values={"images": 3}, refusal="", model_dir="serving/1")
 FILES = ("photos/china/000.jpg", "weights.h5", "schema.pbtxt", "mine.py", "layers.py", "work/report.html")
 OUTPUTS = ("metadata.sqlite", "report.html", "artifacts/Trainer/model/7/saved.pb", "serving/1/saved.pb")
@@ -101,7 +103,9 @@ def test_every_setting_counts(config):
             node = getattr(node, section)
         value = getattr(node, name)
         object.__setattr__(node, name, value + 1 if type(value) in (int, float) else f"not {value}")
-        assert unchanged.inputs(changed) != before, name
+        after = unchanged.inputs(changed)
+        assert after != before, name
+        assert after or name in WITHOUT_DATA, name
     assert len(settings) > 100
 
 
