@@ -93,6 +93,7 @@ def test_the_answer_of_the_last_run_is_given_until_something_changes_and_leaves_
     assert len(unchanged.traces(known.root)) == 2
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of values of another type
 def test_every_setting_counts(config):
     before, settings = unchanged.inputs(config), list(leaves(config))
     assert before
