@@ -167,10 +167,23 @@ def test_a_half_finished_ingest_is_done_again_from_the_beginning(golden):
     assert not (golden.place / "half" / "_work").exists()
 
 
+TRAIN = """
+import pathlib, sys
+from tests.golden import make
+from trainer.ops.resize import DecodeRandomCrop
+*others, scaled = DecodeRandomCrop.__init__.__defaults__
+assert scaled is True
+DecodeRandomCrop.__init__.__defaults__ = (*others, False)
+print(len(make.train(pathlib.Path(sys.argv[1]))))
+"""
+
+
 def trained(place: Path) -> int:
-    """Trains to the end in a process of its own, as deterministic ops stay on; returns how many steps it executed."""
-    code = "import pathlib, sys; from tests.golden import make; print(len(make.train(pathlib.Path(sys.argv[1]))))"
-    command = [sys.executable, "-W", "ignore", "-c", code, str(place)]
+    """Trains to the end in a process of its own, as deterministic ops stay on; returns how many steps it executed.
+
+    Crops are of the full image, as when the checkpoints were made: later ones are of an image decoded at a fraction.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", TRAIN, str(place)]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])

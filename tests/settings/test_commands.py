@@ -49,6 +49,8 @@ ELSEWHERE = {
     **{("verify", option): _VERIFY_ON_FLINK for option in ("--work", "--runner", "--runner-option")},
     ("inspect", "--draw"): "tests/pipeline/cli/test_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
     ("bench input", "--ablation"): "tests/pipeline/cli/test_json_schema.py::test_the_result_of_bench",
+    ("run", "--fast"): "tests/test_reruns.py::test_the_record_of_a_run_says_what_all_components_would",
+    ("demo", "--fast"): "tests/pipeline/cli/test_demo.py::test_the_demo_answers_from_the_record_if_it_may",
 }
 FILES = {
     "pipeline.yaml": "name: first\nroot: work\ningest: {source: photos, splits: {one: 1, two: 1}}\n"

@@ -8,7 +8,9 @@ from sklearn.datasets import load_digits
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from pipeline.cli import demo
+from pipeline.cli import demo, execute
+from pipeline.runs import unchanged
+from pipeline.runs.unchanged import Answer
 
 
 def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):
@@ -39,3 +41,19 @@ def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):
         1,
     )
     assert len(result.splits["train"].shards) > 1
+
+
+def test_the_demo_answers_from_the_record_if_it_may(tmp_path, capsys):
+    root = tmp_path / "root"
+    (root / "images").mkdir(parents=True)
+    (root / "images" / "0").write_text("a file, so that no images can be written")
+    for name in ("metadata.sqlite", "report.html", "serving/1/saved.pb"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("output")
+    config = demo.config(str(root / "images"), str(root))
+    answer = Answer(text="images  3", values={"images": 3}, refusal="", model_dir=str(root / "serving" / "1"))
+    unchanged.remember(config, unchanged.inputs(config), answer)
+    assert execute(["demo", "--root", str(root)]) == 0
+    assert "images  3" in capsys.readouterr().out
+    assert execute(["demo", "--root", str(root), "--no-fast"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
