@@ -18,13 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
-from beam_jobs.errors import (
-    DiskError,
-    FeedlineError,
-    OptionError,
-    SourceChanged,
-    TooManyRejects,
-)
+from beam_jobs.errors import DiskError, FeedlineError, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from tests import image_table
 from tests.beam_jobs import kill
@@ -256,10 +250,7 @@ def edit_unseen(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "detail", "left"),
-    [
-        (edit_unseen, "the file differs from the examined file", 8),
-        (Path.unlink, "No such file or directory", 7),
-    ],
+    [(edit_unseen, "the file differs from the examined file", 8), (Path.unlink, "No such file or directory", 7)],
 )
 def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, detail, left):
     options = small(tmp_path)

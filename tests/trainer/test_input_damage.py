@@ -7,15 +7,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
-from tests.trainer.batches import (
-    RANDOM,
-    SMALL,
-    flat,
-    options,
-    order,
-    order_of,
-    read,
-)
+from tests.trainer.batches import RANDOM, SMALL, flat, options, order, order_of, read
 from tests.trainer.conftest import keys_of, rows_of
 from trainer.input.index import load_index
 from trainer.input.order import make_order

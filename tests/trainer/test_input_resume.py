@@ -9,18 +9,7 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
-from tests.trainer.batches import (
-    RANDOM,
-    SMALL,
-    Seen,
-    batches,
-    flat,
-    merged,
-    options,
-    order,
-    read,
-    together,
-)
+from tests.trainer.batches import RANDOM, SMALL, Seen, batches, flat, merged, options, order, read, together
 from tests.trainer.conftest import keys_of
 from trainer.input.index import load_index
 from trainer.input.position import Host, Position

@@ -14,14 +14,7 @@ from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.results import EvaluateOptions
 from tests.components.conftest import analyse
-from tests.components.evaluation.answers import (
-    PROBABILITIES,
-    SIGNATURE,
-    name_of,
-    softmax,
-    write_answers,
-    write_parrot,
-)
+from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, name_of, softmax, write_answers, write_parrot
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 CLASSES = 100
@@ -54,10 +47,7 @@ def test_of_two_classes_the_five_most_likely_say_nothing(evaluation_dir, dataset
     classes = manifest.load(str(dataset)).split("eval").classes
     found = load_evaluation(str(evaluation_dir))
     assert (found.top_k, found.baseline, found.slices) == (None, None, {})
-    assert found.confusion == {
-        "labels": ["china", "flower"],
-        "counts": [[classes["china"], 0], [classes["flower"], 0]],
-    }
+    assert found.confusion == {"labels": ["china", "flower"], "counts": [[classes["china"], 0], [classes["flower"], 0]]}
     assert found.precision["china"] == found.overall
     assert (found.precision["flower"].images, found.precision["flower"].low, found.precision["flower"].high) == (
         0,
