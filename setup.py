@@ -30,6 +30,7 @@ CORE = [
     "pydantic>=2.7,<3",
     "pyyaml>=6",
     "rich>=13",
+    "simplejpeg>=1.9",  # libjpeg-turbo as it is, faster than through the op of TensorFlow
     "tensorflow>=2.16,<2.22",
     "urllib3>=1.26",
 ]

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -22,6 +23,7 @@ from PIL import Image
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record
 from beam_jobs.images import decode, process
+from beam_jobs.images.header_check import read_header
 from beam_jobs.options import ImageLimits, IngestOptions
 from benchmarks.sources import write_photographs
 from trainer.ops import IMAGE, DecodeRandomCrop, Op, apply_ops, parse_ops, rng
@@ -48,6 +50,15 @@ def _image_facts(encoded: list[bytes]) -> None:
     tensors = [decode.decode_rgb(data) for data in encoded[:50]]
     pixels = [tensor.numpy() for tensor in tensors]
     facts = process.examine(encoded[0], ImageLimits())[1]
+    headers = [read_header(data) for data in encoded]
+    for ratio in (1, 4):
+        _show(f"decode at 1/{ratio}, TensorFlow", encoded, partial(decode.decode_checked, ratio=ratio))
+        files = [*zip(encoded, headers, strict=True)]
+        _show(
+            f"decode at 1/{ratio}, libjpeg-turbo",
+            files,
+            lambda file, ratio=ratio: decode.decode_checked(file[0], ratio, file[1]),
+        )
     _show("moments, interleaved", pixels, cv2.meanStdDev)
     _show("moments, a plane at a time", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
     _show("pixels, .numpy()", tensors, lambda tensor: tensor.numpy())

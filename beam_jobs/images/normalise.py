@@ -118,7 +118,7 @@ def plain_pixels(data: bytes, header: Header) -> np.ndarray:
       BadImage: the image cannot be decoded.
     """
     if header.format == "jpeg" or (header.format == "png" and not header.has_alpha):
-        return upright(grey_or_rgb(decode_checked(data), header), header.orientation)
+        return upright(grey_or_rgb(decode_checked(data, header=header), header), header.orientation)
     if header.format == "png":
         pixels = decode_alpha(data)
         return upright(_blend_on_white(pixels[..., ::3] if header.mode in _GREYS else pixels), header.orientation)
@@ -284,7 +284,7 @@ def resized_pixels(data: bytes, header: Header, reasons: tuple[str, ...], plan: 
 
 def _decode_resized_jpeg(data: bytes, header: Header, plan: Geometry) -> np.ndarray:
     ratio = decode_ratio(min(size / target for size, target in zip(plan.source, plan.resized, strict=True)))
-    pixels = grey_or_rgb(decode_checked(data, ratio), header)
+    pixels = grey_or_rgb(decode_checked(data, ratio, header), header)
     # Rounding up adds pixels at the end of the rows as stored, so the rows are resized before they are turned.
     size = plan.resized[::-1] if header.orientation >= 5 else plan.resized
     pixels = _resize(pixels, (header.height / ratio, header.width / ratio), size)

@@ -55,7 +55,7 @@ def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: 
     if reasons:
         encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, FULL_SIZE_QUALITY)
     stored = read_header(encoded) if reasons else header
-    pixels = decode_checked(encoded, _check_ratio(stored, facts))
+    pixels = decode_checked(encoded, _check_ratio(stored, facts), stored)
     image_facts = _measure(data, encoded, stored, pixels, facts)
     return encoded, dataclasses.replace(image_facts, source_format=header.format, normalised="+".join(reasons))
 
@@ -91,7 +91,7 @@ def _examine_resized(
         mode="L" if pixels.ndim == 2 else "RGB",
     )
     # Our own encoder has written these pixels, so only their statistics need a decode.
-    decoded = decode_checked(encoded) if facts == "all" else normalise.as_rgb(pixels)
+    decoded = decode_checked(encoded, header=stored) if facts == "all" else normalise.as_rgb(pixels)
     return encoded, _add_source_facts(_measure(data, encoded, stored, decoded, facts), header, (*reasons, "resized"))
 
 

@@ -130,8 +130,7 @@ def _size_handler(header: dict[str, Any]) -> Handler:
 
 
 def _decode_size(data: bytes, limits: ImageLimits) -> Answer:
-    header_check.gate(data, limits)
-    height, width = decode_checked(data).shape[:2]
+    height, width = decode_checked(data, header=header_check.gate(data, limits)).shape[:2]
     return {"height": height, "width": width}, []
 
 

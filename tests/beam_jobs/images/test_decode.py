@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images.decode import decode_alpha, decode_checked, decode_rgb
+from beam_jobs.images.decode import decode_alpha, decode_checked, decode_rgb, decode_sound_jpeg
 from beam_jobs.images.header_check import Header, gate
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
@@ -99,26 +100,30 @@ def resample(data: bytearray, random: np.random.Generator, start: int) -> None:
 DAMAGES = (cut_off, flip_bits, overwrite, cut_out, resample)
 
 
+def whole_files(pixels: np.ndarray) -> dict[str, bytes]:
+    return {kind: make(pixels) for kind, make in KINDS.items()}
+
+
 @functools.cache
-def damaged() -> tuple[tuple[str, bytes, Header], ...]:
+def damaged(files: int = 1500, seed: int = 0) -> tuple[tuple[str, bytes, Header], ...]:
     """JPEG files of every kind, damaged in every way and place; without those that the gate refuses."""
-    random = np.random.default_rng(0)
-    whole = {kind: make(crop(3, 48, 64)) for kind, make in KINDS.items()}
-    files = []
-    for number in range(1500):
+    random = np.random.default_rng(seed)
+    whole = whole_files(crop(3, 48, 64))
+    made = []
+    for number in range(files):
         kind = list(whole)[number % len(whole)]
         damage = DAMAGES[number // len(whole) % len(DAMAGES)]
         data = bytearray(whole[kind])
         scan = data.index(b"\xff\xda")
         damage(data, random, int(random.choice([2, scan, scan, len(data) - 20])))
         with contextlib.suppress(BadImage):
-            files.append((f"{kind}, {damage.__name__}", bytes(data), gate(bytes(data), LIMITS)))
-    return tuple(files)
+            made.append((f"{kind}, {damage.__name__}", bytes(data), gate(bytes(data), LIMITS)))
+    return tuple(made)
 
 
-def decoded(data: bytes, ratio: int) -> tuple[int, ...] | None:
+def decoded(data: bytes, ratio: int, header: Header | None = None) -> tuple[int, ...] | None:
     try:
-        return decode_checked(data, ratio).shape
+        return decode_checked(data, ratio, header).shape
     except BadImage:
         return None
 
@@ -130,8 +135,28 @@ def shapes() -> tuple[tuple[int, ...] | None, ...]:
 
 @pytest.mark.parametrize("ratio", [2, 4, 8])
 def test_a_smaller_decode_accepts_and_rejects_the_same_files(ratio):
-    for (name, data, _), shape in zip(damaged(), shapes(), strict=True):
-        assert decoded(data, ratio) == (shape and (-(-shape[0] // ratio), -(-shape[1] // ratio), 3)), name
+    for (name, data, header), shape in zip(damaged(), shapes(), strict=True):
+        assert decoded(data, ratio, header) == (shape and (-(-shape[0] // ratio), -(-shape[1] // ratio), 3)), name
+
+
+def pixels_compared(files: tuple[tuple[str, bytes, Header], ...], ratio: int) -> Counter[str]:
+    """Compares what libjpeg-turbo decodes without a remark with TensorFlow's pixels; returns the files of each kind."""
+    kinds: Counter[str] = Counter()
+    for name, data, header in files:
+        pixels = decode_sound_jpeg(data, header, ratio)
+        if pixels is not None:
+            assert np.array_equal(pixels, decode_rgb(data, ratio)), name
+            kinds[name.partition(",")[0]] += 1
+    return kinds
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4, 8])
+def test_the_faster_decoder_gives_the_pixels_of_training_or_none(ratio):
+    whole = tuple((kind, data, gate(data, LIMITS)) for kind, data in whole_files(crop(4, 61, 83)).items())
+    assert pixels_compared(whole, ratio).keys() == {
+        kind for kind in KINDS if "progressive" not in kind and kind != "cmyk"
+    }
+    assert pixels_compared(damaged(), ratio).total() > 100
 
 
 def test_the_header_tells_the_size_of_whatever_can_be_decoded():

@@ -6,7 +6,7 @@ from PIL import Image
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.header_check import read_header
+from beam_jobs.images.header_check import Header, read_header
 from beam_jobs.images.normalise import Geometry, geometry, reasons
 from beam_jobs.options import PixelOptions
 from tests.beam_jobs.make_hostile_images import oriented
@@ -37,9 +37,9 @@ SIDES = [(214, 1), (213, 2), (54, 4), (53, 8)]
 def test_a_jpeg_is_decoded_smaller_only_as_long_as_it_stays_large_enough(side, ratio, monkeypatch):
     asked = []
 
-    def spy(encoded: bytes, ratio: int) -> np.ndarray:
+    def spy(encoded: bytes, ratio: int, header: Header) -> np.ndarray:
         asked.append(ratio)
-        return decode_checked(encoded, ratio)
+        return decode_checked(encoded, ratio, header)
 
     monkeypatch.setattr(normalise, "decode_checked", spy)
     assert resized(JPEG, plan_for(JPEG, side)).shape[0] == side
