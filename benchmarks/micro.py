@@ -50,15 +50,10 @@ def _image_facts(encoded: list[bytes]) -> None:
     tensors = [decode.decode_rgb(data) for data in encoded[:50]]
     pixels = [tensor.numpy() for tensor in tensors]
     facts = process.examine(encoded[0], ImageLimits())[1]
-    headers = [read_header(data) for data in encoded]
+    files = [(data, read_header(data)) for data in encoded]
     for ratio in (1, 4):
         _show(f"decode at 1/{ratio}, TensorFlow", encoded, partial(decode.decode_checked, ratio=ratio))
-        files = [*zip(encoded, headers, strict=True)]
-        _show(
-            f"decode at 1/{ratio}, libjpeg-turbo",
-            files,
-            lambda file, ratio=ratio: decode.decode_checked(file[0], ratio, file[1]),
-        )
+        _show(f"decode at 1/{ratio}, libjpeg-turbo", files, lambda file, by=ratio: decode.decode_sound_jpeg(*file, by))
     _show("moments, interleaved", pixels, cv2.meanStdDev)
     _show("moments, a plane at a time", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
     _show("pixels, .numpy()", tensors, lambda tensor: tensor.numpy())

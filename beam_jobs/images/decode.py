@@ -1,4 +1,4 @@
-"""The decoder of training and serving. The ingest uses it too, so that training can decode every accepted record."""
+"""The decoder of training and serving, and one for the ingest that gives the same pixels of the same files, faster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def decode_sound_jpeg(encoded: bytes, header: Header, ratio: int = 1) -> np.ndar
 
     Returns:
       the pixels as `decode_rgb` returns them; None where TensorFlow must decide: other formats, CMYK, which it converts
-      by itself, progressive files, whose incomplete scans another version smooths otherwise, and any damage.
+      by itself, progressive files, which both accept with other pixels if scans are damaged, and any damage.
     """
     if header.format != "jpeg" or header.progressive or header.mode == "CMYK":
         return None

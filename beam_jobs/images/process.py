@@ -1,8 +1,8 @@
 """Conversion of the bytes of an image to checked, upright, trainer-readable bytes and facts about them. Pure functions.
 
 The order matters. The header is checked first, because hostile files attack decoders. Then the image is normalised if
-the trainer's decoder cannot read it correctly. Last, that decoder decodes the bytes to store, so that training can
-decode every accepted record; the perceptual hash and the moments of each channel are computed from these pixels.
+the trainer's decoder cannot read it correctly. Last, the bytes to store are decoded to that decoder's pixels, so that
+training can decode every accepted record; the perceptual hash and the moments of each channel come from these pixels.
 """
 
 from __future__ import annotations

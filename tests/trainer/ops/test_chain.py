@@ -5,14 +5,7 @@ import re
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.ops import (
-    Decode,
-    Flip,
-    MultiCrop,
-    Normalize,
-    Resize,
-    parse_ops,
-)
+from trainer.ops import Decode, Flip, MultiCrop, Normalize, Resize, parse_ops
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
 from trainer.ops import IMAGE, OPS, BatchOp, apply_batch_ops, apply_ops, mix_batch_labels
-from trainer.ops.device import (
-    DEVICE_OPS,
-    FIRST_SALT,
-    apply_device_ops,
-    mix_labels,
-    output_side,
-    parse_device_ops,
-)
+from trainer.ops.device import DEVICE_OPS, FIRST_SALT, apply_device_ops, mix_labels, output_side, parse_device_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

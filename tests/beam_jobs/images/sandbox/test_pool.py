@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -293,6 +294,16 @@ def test_a_decoder_holds_tensorflow_and_nothing_of_keras():
     }  # of the one that was used last
     assert any("/tensorflow/" in path for path in mapped)
     assert not [path for path in mapped if "/jaxlib/" in path or "/sklearn/" in path or "/matplotlib/" in path]
+
+
+def test_a_decoder_keeps_the_memory_of_an_image_for_the_next():
+    photograph = encode(np.tile(crop(1, 375, 500), (4, 4, 1)), "JPEG")  # 2,197 pages of 4 KiB when it is decoded
+    faults = []
+    for _ in range(2):
+        looked_at([photograph] * 4)
+        stat = Path(f"/proc/{sandbox._pool._idle[-1].pid}/stat").read_text(encoding="ascii")
+        faults.append(int(stat.rpartition(")")[2].split()[7]))  # minor ones, see proc(5)
+    assert faults[1] - faults[0] < 4 * 200
 
 
 def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
