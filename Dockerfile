@@ -51,6 +51,7 @@ COPY beam_jobs ./beam_jobs
 COPY components ./components
 COPY pipeline ./pipeline
 COPY trainer ./trainer
+COPY feedline ./feedline
 RUN pip install --no-cache-dir --find-links /opt/wheels --constraint constraints/${STACK}.txt ".[${EXTRAS}]" \
     && python -c "import beam_jobs.stages.transforms" \
     && pip check

@@ -105,10 +105,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
-    packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
+    packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "feedline", "trainer*"]),
     package_data={
         "beam_jobs": ["py.typed", "common/templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
+        "feedline": ["py.typed"],
         "pipeline": ["py.typed", "cli/dataflow_template.json"],
         "trainer": ["py.typed", "bench/templates/*"],
     },

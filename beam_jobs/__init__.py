@@ -11,6 +11,7 @@ Ingest:
   PixelOptions: keep the files, resize them, or store pixels
   ImageLimits: limits of an image in bytes, pixels and seconds
   HttpOptions: how images are fetched from web servers
+  About: title, authors, licence and intended use of a dataset
 
 A dataset:
   load: the manifest of a published dataset
@@ -69,10 +70,11 @@ if TYPE_CHECKING:
     )
     from beam_jobs.ingest import run
     from beam_jobs.inspect import FeatureSummary, FileSummary, find_record, summarise_file
-    from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
+    from beam_jobs.options import About, HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
     from beam_jobs.rejects import RejectReason
 
 __all__ = [
+    "About",
     "ChannelStatistics",
     "CorruptDataset",
     "DataError",
@@ -121,7 +123,7 @@ _MODULES = {
     "inspect": ("FeatureSummary", "FileSummary", "find_record", "summarise_file"),
     "dataset.manifest": ("ChannelStatistics", "ImageCounts", "Manifest", "Remarks", "Shard", "SplitInfo", "load"),
     "rejects": ("RejectReason",),
-    "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
+    "options": ("About", "HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }
 # Public name -> module and name, for a function with the name of its module.

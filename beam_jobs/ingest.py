@@ -22,14 +22,14 @@ import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.common.strings import WARNING, plural, size
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, Watch, no_watch
 from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import About, IngestOptions
 from beam_jobs.planning.plan import NO_IMAGES, ExistingImages, Plan, make_plan
 from beam_jobs.rejects import Reject
-from beam_jobs.runners.beam_job import JobFile, MakePipeline, ServicePipelines, Watch, local_pipeline, no_watch, run_job
+from beam_jobs.runners.beam_job import JobFile, MakePipeline, local_pipeline, run_job, runs_on_cluster
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -44,7 +44,7 @@ from beam_jobs.stages.publish import (
     publish,
 )
 from beam_jobs.stages.scan import Bucket, Scan, scan
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
 from beam_jobs.stages.write import (
     Failure,
     ShardTask,
@@ -101,7 +101,7 @@ def run(
       DiskError: the disk of the output is full, read-only or missing; nothing was published.
     """
     report = report or (lambda _: None)
-    source = open_source(options, on_cluster=isinstance(make_pipeline, ServicePipelines))
+    source = open_source(options, on_cluster=functools.partial(runs_on_cluster, make_pipeline))
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
 
@@ -109,7 +109,12 @@ def run(
         work_path = work or storage.join(out, work_dir.DIRECTORY)
         build_options = dataclasses.replace(options, out=out)
         command = [options.digest(), options.source, options.append, options.overwrite, options.retry_rejects]
-        file = JobFile(path=storage.join(work_path, work_dir.JOB_NAME), command=json.dumps(command), leave=leave)
+        file = JobFile(
+            path=storage.join(work_path, work_dir.JOB_NAME),
+            command=json.dumps(command),
+            leave=leave,
+            tally=functools.partial(tally_left_job, work_path),
+        )
         return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock, file).run()
 
     _check_before_writing(options)
@@ -119,8 +124,12 @@ def run(
         existing = None
         if options.append or options.retry_rejects:
             existing = append.load_existing(options, source.label_kind, dataset_options(options))
+            if options.about == About():
+                options = dataclasses.replace(options, about=existing.about)
             if not any(True for _ in append.new_entries(source.entries(), existing, options.retry_rejects)):
                 report(f"nothing to add: {options.out} knows every image of {options.source}")
+                if options.about != existing.about:
+                    report("the description was not changed, because it is recorded with new images")
                 return existing.manifest
         if not (options.overwrite or existing):
             return build(options.out)
@@ -176,7 +185,7 @@ class _Ingest:
         disk.check_room(self.options.out, needed, "the dataset")
         with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
             good = self._examine(listing)
-        old = self.existing
+        old, old_images = self.existing, self.existing.manifest.counts.written if self.existing else 0
         if old and not good:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
@@ -184,16 +193,17 @@ class _Ingest:
         with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             retried_keys = self._retried_keys(paths)
+            options = self.options.resolve(good + old_images)
             plan = make_plan(
                 paths,
-                self.options,
+                options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,
                 ExistingImages(old.images, old.manifest.labels) if old else NO_IMAGES,
                 self._spill,
                 functools.partial(self._add_rejects, listing.found),
             )
-        warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
+        warnings = remarks.collect_remarks(plan, self.source, self.options, hidden, old_images)
         self._report_plan(plan, warnings)
         tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
@@ -211,7 +221,7 @@ class _Ingest:
         written = Progress(sum(split.images for split in plan.splits))
         with self._on_disk("publishing"), work_dir.progress_file(self.work, "publishing", written):
             rejects = schemas.read_groups(self._rejects_path)
-            result = publish(self.options, plan, tasks, rejects, source_facts)
+            result = publish(options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
 
@@ -223,7 +233,13 @@ class _Ingest:
 
     @contextlib.contextmanager
     def _watch(self, stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
-        with work_dir.progress_file(self.work, stage, total, read), self.watch(stage, total, read):
+        starting = Progress(note="starting decoders" if stage == "examining" else "starting")
+
+        def read_or_start() -> Progress:
+            done = read()
+            return done if done.images else starting
+
+        with work_dir.progress_file(self.work, stage, total, read), self.watch(stage, total, read_or_start):
             yield
 
     def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated
+from dataclasses import field, replace
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator, PlainSerializer
@@ -15,12 +17,13 @@ from pydantic.dataclasses import dataclass
 
 from beam_jobs.common.settings import STRICT, AboveZero, Count, Field, OneOf, Options, Positive, Share, fields
 from beam_jobs.common.system import cores
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import CorruptDataset, OptionError
 
 TABLE_KINDS = ("csv", "jsonl", "parquet")
 SOURCE_KINDS = ("auto", "folder", "glob", *TABLE_KINDS, "coco", "tar", "zip", "tfrecord", "tfds")
 DUPLICATE_POLICIES = ("keep", "drop", "report")
-NEAR_DUPLICATE_POLICIES = ("off", "report", "group", "drop")
+NEAR_DUPLICATE_POLICIES = ("auto", "off", "report", "group", "drop")
+_NEAR_DUPLICATE_IMAGES = 10_000_000  # the most among which `auto` looks
 PIXEL_POLICIES = ("copy", "resize", "raw")
 RESIZE_FITS = ("short", "inside")
 SPLIT_CONFLICTS = ("report", "refuse")
@@ -37,6 +40,8 @@ MAX_VALUE_BYTES = 16 << 20  # of a cell, and in characters of a line of a text t
 PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`; more is a decompression bomb for Pillow
 
 _SPLITS, _DUPLICATES, _PIXELS, _COLUMNS = "Splits and shards", "Duplicates", "Pixels", "Columns of a table"
+_URL = re.compile(r"https?://[^\s/]+\S*", re.ASCII)
+_SPDX_PAGE = "https://spdx.org/licenses/{}.html"
 _MODE = Field(option=None, scope="run", in_pipeline=False)
 
 
@@ -214,6 +219,86 @@ class HttpOptions(Options):
     ignore_robots_tag: Annotated[bool, Field(option="--ignore-robots-tag")] = False
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class About(Options):
+    """What a person says of a dataset; empty values are unknown and left out.
+
+    Examples:
+      >>> from beam_jobs import About
+      >>> About(title="Cats and dogs", license="CC-BY-4.0", creators=("A. Photographer",)).license_url
+      'https://spdx.org/licenses/CC-BY-4.0.html'
+
+    Attributes:
+      title: title of the dataset.
+      creators: people who made the dataset.
+      organizations: organisations that made the dataset.
+      license: URL of the licence, or its SPDX identifier, such as CC-BY-4.0.
+      intended_use: what the dataset is for, and what it is not for.
+      citation: how to cite the dataset, preferably as BibTeX.
+      url: web page of the dataset.
+      date_published: day of publication, such as 2026-01-31.
+
+    Raises:
+      OptionError: a value is not allowed; the message gives the value and what is allowed.
+    """
+
+    title: Annotated[str, Field(metavar="TEXT")] = ""
+    creators: Annotated[tuple[str, ...], Field(option="--creator", metavar="NAME")] = ()
+    organizations: Annotated[tuple[str, ...], Field(option="--organization", metavar="NAME")] = ()
+    license: str = ""
+    intended_use: Annotated[str, Field(metavar="TEXT")] = ""
+    citation: Annotated[str, Field(metavar="TEXT")] = ""
+    url: Annotated[str, Field(metavar="URL")] = ""
+    date_published: Annotated[str, Field(metavar="DAY")] = ""
+
+    @classmethod
+    def recorded(cls, options: Mapping[str, Any]) -> About:
+        """Returns the description in the options of `dataset.json`; empty for a dataset of an earlier release.
+
+        Raises:
+          CorruptDataset: it is of a later release, or was edited.
+        """
+        try:
+            return cls.from_json(options.get("about", {}))
+        except (OptionError, AttributeError, TypeError) as error:
+            raise CorruptDataset(f"dataset.json has an unusable description: {error}") from error
+
+    def __post_init__(self) -> None:
+        _ = self.license_url
+        if self.url and not _URL.fullmatch(self.url):
+            raise OptionError(f"url is {self.url!r}; it must begin with https:// or http:// and have no space")
+        for name, texts in (("title", (self.title,)), ("creator", self.creators), ("organization", self.organizations)):
+            if any(text != text.strip() or "\n" in text or not (text or name == "title") for text in texts):
+                raise OptionError(f"{name} is {texts!r}; it must be one line without spaces around it")
+        if self.date_published:
+            _check_day(self.date_published)
+
+    @property
+    def license_url(self) -> str:
+        """URL of the licence; for an SPDX identifier, its page at spdx.org."""
+        if not self.license or _URL.fullmatch(self.license):
+            return self.license
+        from packaging import licenses
+
+        try:
+            identifier = str(licenses.canonicalize_license_expression(self.license))
+        except licenses.InvalidLicenseExpression:
+            identifier = ""
+        if not re.fullmatch(r"(?!LicenseRef-)[A-Za-z0-9.-]+", identifier):
+            raise OptionError(
+                f"license is {self.license!r}; it must be the URL of a licence, or an SPDX identifier of "
+                "https://spdx.org/licenses, such as CC-BY-4.0"
+            )
+        return _SPDX_PAGE.format(identifier)
+
+
+def _check_day(text: str) -> None:
+    try:
+        datetime.datetime.strptime(text, "%Y-%m-%d")
+    except ValueError as error:
+        raise OptionError(f"date_published is {text!r}; it must be a day, such as 2026-01-31") from error
+
+
 def _parse_pairs(shares: object) -> object:
     with contextlib.suppress(TypeError, ValueError):  # the type is checked next
         return dict(shares) if isinstance(shares, tuple) else shares
@@ -258,7 +343,7 @@ class IngestOptions(Options):
       duplicates: exact copies: keep all in one split, drop all but one, or keep and report them. The first by key
         stays.
       near_duplicates: images that look alike: report them, group them in one split, or drop all but one. The first by
-        key stays.
+        key stays. `auto` reports them among up to 10 million images, and looks for none with `facts="basic"`.
       near_distance: how many of the 64 hash bits may differ, 0-8. Over 8, unlike images meet.
       split_conflicts: images that belong together and that a split column or an existing dataset puts into two splits:
         name them, or publish nothing. Copies, a group and grouped near duplicates belong together.
@@ -272,6 +357,8 @@ class IngestOptions(Options):
       float32_loss: where float32 changes numbers of extra columns: report them, or refuse to publish.
       limits: what an image may be.
       http: how images are fetched from web servers.
+      about: title, authors, licence and intended use, for the report and for exports. A pipeline ingests again when it
+        changes.
       allow_buckets: bucket that a table may name besides its own and that of `out`, such as s3://photos. It is read
         with the credentials of this process.
       plan_memory_mb: memory of the database that plans splits and shards, in MB, and half as much, later, for the rows
@@ -302,9 +389,9 @@ class IngestOptions(Options):
     shard_mb: Annotated[float, Ge(0.001), Field(heading=_SPLITS)] = 128.0
     shards: Annotated[Count, Field(heading=_SPLITS)] = 0
     duplicates: Annotated[str, OneOf(DUPLICATE_POLICIES), Field(heading=_DUPLICATES)] = "keep"
-    near_duplicates: Annotated[str, OneOf(NEAR_DUPLICATE_POLICIES), Field(heading=_DUPLICATES)] = "off"
+    near_duplicates: Annotated[str, OneOf(NEAR_DUPLICATE_POLICIES), Field(heading=_DUPLICATES)] = "auto"
     near_distance: Annotated[
-        Count, Le(8), Field(heading=_DUPLICATES, needs=("near_duplicates", NEAR_DUPLICATE_POLICIES[1:]))
+        Count, Le(8), Field(heading=_DUPLICATES, needs=("near_duplicates", NEAR_DUPLICATE_POLICIES[2:]))
     ] = 3
     split_conflicts: Annotated[str, OneOf(SPLIT_CONFLICTS), Field(heading=_SPLITS, scope="run")] = "report"
     stratify: Annotated[bool, Field(heading=_SPLITS, append="same")] = False
@@ -317,6 +404,7 @@ class IngestOptions(Options):
     http: Annotated[HttpOptions, Field(heading="Images on web servers", prefix="http_", scope="run")] = field(
         default_factory=HttpOptions
     )
+    about: Annotated[About, Field(heading="About the dataset", scope="dataset")] = field(default_factory=About)
     allow_buckets: Annotated[tuple[str, ...], Field(option="--allow-bucket", metavar="URL", scope="run")] = ()
     plan_memory_mb: Annotated[int, Ge(100), Field(scope="run")] = 1000
     spill_dir: Annotated[str, Field(metavar="DIR", scope="run")] = ""
@@ -342,6 +430,13 @@ class IngestOptions(Options):
         """Split -> share, summing to 1, in order."""
         total = sum(self.splits.values())
         return {name: share / total for name, share in self.splits.items()}
+
+    def resolve(self, images: int) -> IngestOptions:
+        """Returns the options with what `near_duplicates="auto"` is for so many images, added ones included."""
+        if self.near_duplicates != "auto":
+            return self
+        looks = self.facts == "all" and images <= _NEAR_DUPLICATE_IMAGES
+        return replace(self, near_duplicates="report" if looks else "off")
 
     def digest(self) -> str:
         """Returns the sha256, hex, of all options that decide which bytes are written."""

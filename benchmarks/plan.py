@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--near-distance", type=int, default=3, help="bits, of the plan with near duplicates")
     parser.add_argument("--json", action="store_true", help="print the results as one line of JSON at the end")
     arguments = parser.parse_args()
-    options = IngestOptions(source="photos", out="dataset")
+    options = IngestOptions(source="photos", out="dataset", near_duplicates="off")
     near = dataclasses.replace(options, near_duplicates="group", near_distance=arguments.near_distance)
     start = peak_bytes()
     with tempfile.TemporaryDirectory() as scratch:

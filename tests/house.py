@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("beam_jobs", "trainer", "components", "pipeline")
+PACKAGES = ("beam_jobs", "trainer", "components", "feedline", "pipeline")
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in (*PACKAGES, "benchmarks")
@@ -25,9 +25,9 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 266,
-    "product lines": 54_632,
-    "code lines": 33_460,
+    "product files": 268,
+    "product lines": 56_035,
+    "code lines": 34_436,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 63_240,
+    "lines of tests": 64_352,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

@@ -96,7 +96,7 @@ def explanation(name: str) -> str:
 
 
 def test_importing_the_packages_loads_nothing_heavy():
-    code = f"import sys, beam_jobs, trainer; dir(trainer); print([n for n in {HEAVY} if n in sys.modules])"
+    code = f"import sys, feedline; dir(feedline); print([n for n in {HEAVY} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -126,9 +126,19 @@ def test_names_and_modules_do_not_stand_in_the_way_of_one_another(name):
     assert wrong == []
 
 
-def test_an_unknown_name_is_an_attribute_error():
+@pytest.mark.parametrize("name", [*PACKAGES, "feedline"])
+def test_an_unknown_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        package("trainer").no_such_name  # noqa: B018
+        package(name).no_such_name  # noqa: B018
+
+
+def test_the_short_names_are_names_of_the_packages():
+    """Those that a type checker sees, and those that there are."""
+    tree = ast.parse((ROOT / "feedline" / "__init__.py").read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {one.asname or one.name: f"{node.module}.{one.name}" for node in guarded.body for one in node.names}
+    assert sorted(seen) == sorted(package("feedline").__all__)
+    assert [name for name, place in seen.items() if the(f"feedline.{name}") is not the(place)] == []
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -201,10 +211,11 @@ def failure(name: str, folder: Path) -> str:
 
 @pytest.mark.timeout(1200)
 def test_every_example_is_true(prepared, tmp_path):
-    found = {name: failure(name, Path(shutil.copytree(prepared, tmp_path / name))) for name in [*PACKAGES, *NAMES]}
+    names = [*PACKAGES, "feedline", *NAMES]
+    found = {name: failure(name, Path(shutil.copytree(prepared, tmp_path / name))) for name in names}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
-def test_the_page_of_the_reference_has_every_name_once():
-    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(NAMES)
+def test_the_pages_of_the_reference_have_every_name_once():
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("api-*.md")]
+    assert sorted(name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(NAMES)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PAGES = doc_pages.every_page()
 WRONG = (click.ClickException, FeedlineError)
-OWN = {"beam_jobs", "benchmarks", "components", "pipeline", "trainer"}
+OWN = {"beam_jobs", "benchmarks", "components", "feedline", "pipeline", "trainer"}
 RUN = {*SHELL, "python"}
 MOST_EXCUSED = 24
 # What would go unseen if nothing were found on a page.

@@ -61,7 +61,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first_run(workplace: Path, warm: Path) -> dict:
-    result = feedline(*arguments(workplace, *REPORTING, "--json"), programs=warm)
+    result = feedline(*arguments(workplace, *REPORTING, "--verbose", "--json"), programs=warm)
+    assert "\nmemory   at most" in result.stderr
     assert "schema.pbtxt does not exist: it will be inferred and written" in result.stderr
     return summary_of(result)
 

@@ -22,7 +22,7 @@ from beam_jobs import stack
 from beam_jobs.runners.dataflow import build_wheel
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
+PACKAGES = ("beam_jobs", "components", "feedline", "pipeline", "trainer")
 BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "constraints")
 # Import -> distribution, where another `-` is not all that they differ in.
 DISTRIBUTIONS = {

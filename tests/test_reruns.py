@@ -283,7 +283,7 @@ def test_the_lineage_of_a_model_made_over_many_runs_leads_back_to_its_source(rec
     facts = {artifact.type: artifact.facts for artifact in lineage.artifacts}
     assert facts["Examples"]["dataset_digest"] == summary.dataset.digest
     assert facts["Schema"]["sha256"] == sha256(Path(summary.schema))
-    assert facts["DatasetVerdict"]["verdict"] == "passed"
+    assert facts["DatasetVerdict"]["verdict"] == "passed with 1 remark"
     assert facts["PushedModel"]["sha256"] == facts["Model"]["sha256"]
     assert {execution.code for execution in lineage.executions} - {""} == {code_version()}
 

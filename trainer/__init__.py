@@ -5,6 +5,7 @@ a function of (seed, epoch), with a state of two numbers. `fit_job` trains on it
 `predict_files` classifies files with it. None of it needs TFX.
 
 From shards to batches:
+  keras_datasets: the splits of a dataset -> datasets for `model.fit`
   make_dataset: a split of a dataset -> batches of (features, label)
   InputOptions: size, batch, ops, order, cache and buffers
   FOREVER: value of `epochs` for endless reading
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from trainer.serving.predict import predict as predict_files
     from trainer.streams import TFDS, QueueSource, Reading, RecordLayout, make_file_stream, make_stream
     from trainer.training.checkpoint import Checkpoints, Progress
-    from trainer.training.losses import for_keras
+    from trainer.training.losses import for_keras, keras_datasets
     from trainer.training.strategy import make_strategy
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "export",
     "fit_job",
     "for_keras",
+    "keras_datasets",
     "make_dataset",
     "make_file_stream",
     "make_mixture",
@@ -125,7 +127,7 @@ _MODULES = {
     "serving.export": ("export",),
     "training.strategy": ("make_strategy",),
     "streams": ("TFDS", "QueueSource", "Reading", "RecordLayout", "make_file_stream", "make_stream"),
-    "training.losses": ("for_keras",),
+    "training.losses": ("for_keras", "keras_datasets"),
     "input.windowed_reader": ("FOREVER",),
 }
 # Names in the package for functions that are called like a module.

@@ -248,7 +248,7 @@ def _parse_windows(windows: tf.data.Dataset, plan: InputPlan, hosts: int = 1) ->
 
 
 def _map(stream: tf.data.Dataset, function: Callable[..., Any], plan: InputPlan) -> tf.data.Dataset:
-    return stream.map(function, plan.options.parallel_calls, deterministic=plan.options.ordered)
+    return stream.map(function, plan.parallel_calls, deterministic=plan.options.ordered)
 
 
 def _add_random_numbers(features: Features, plan: InputPlan) -> Features:
@@ -341,7 +341,7 @@ def tf_options(input_options: InputOptions, waiting_threads: int = 0) -> tf.data
 
     Args:
       input_options: options of the pipeline.
-      waiting_threads: number of threads that wait for a store, beside those that compute.
+      waiting_threads: see `InputPlan`.
     """
     options = tf.data.Options()
     options.deterministic = input_options.ordered

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +37,15 @@ from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import Augmented, parse_device_ops
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
-from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, check_monitor, timed
+from trainer.training.callbacks import (
+    IMAGES_PER_SECOND,
+    INPUT_WAIT,
+    LEARNING_RATE,
+    TRAIN_SECONDS,
+    WaitMeter,
+    check_monitor,
+    timed,
+)
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
@@ -45,6 +54,8 @@ from trainer.training.strategy import Distributed, check_batch, check_gpus, dist
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
+_MIN_SIDE_PX = 32  # that is recommended
+_TRIES = 3  # the first compiles
 # Options that do not change the weights, so that a training can continue with other values.
 _NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
@@ -125,11 +136,9 @@ def fit(
       >>> dataset = load("dataset")
       >>> job = Job(
       ...     config=TrainerConfig(input=InputOptions(image_side_px=16, batch_size=8), train=TrainOptions(epochs=1)),
-      ...     path="dataset",
-      ...     dataset=dataset,
+      ...     path="dataset", dataset=dataset,
       ...     train_split="train", eval_split="eval",
-      ...     mean_rgb=dataset.channels.mean_rgb,
-      ...     std_rgb=dataset.channels.std_rgb,
+      ...     mean_rgb=dataset.channels.mean_rgb, std_rgb=dataset.channels.std_rgb,
       ... )
       >>> model, progress = fit_job(job, Checkpoints("checkpoints"))
       >>> len(progress.history["val_accuracy"]), model.output_shape
@@ -177,6 +186,8 @@ def fit(
             strategy=strategy,
             writes=strategy_host(strategy).index == 0,
             callbacks=callbacks,
+            validation_steps=_validation_rows(job) // job.config.input.batch_size,
+            time_smaller=partial(_time_smaller, job, strategy),
         )
         return core, train(task, options)
 
@@ -265,6 +276,43 @@ def _build_models(job: Job) -> tuple[keras.Model, keras.Model]:
         return core, Augmented(core, parse_device_ops(job.config.input.device_ops))
 
 
+def _time_smaller(job: Job, strategy: tf.distribute.Strategy | None) -> tuple[int, float] | None:
+    """Returns half the side, in pixels, and the seconds of a step that a model for such images saves.
+
+    None where another side needs other settings, too, where the device is not the CPU, or where building models could
+    change the training.
+    """
+    options, data = job.config.train, job.config.input
+    is_fixed = data.train_ops or data.eval_ops or data.device_ops or "." in options.model
+    is_fixed = is_fixed or strategy or options.frozen or options.deterministic
+    if is_fixed or tf.config.list_physical_devices("GPU") or data.image_side_px < 2 * _MIN_SIDE_PX:
+        return None
+    try:
+        half, full = (_time_step(job, side_px) for side_px in (data.image_side_px // 2, data.image_side_px))
+    except Exception as error:  # noqa: BLE001 - the training goes on, of which this is no part
+        _log.info("the model was not timed with smaller images: %s", error)
+        return None
+    return data.image_side_px // 2, full - half
+
+
+def _time_step(job: Job, side_px: int) -> float:
+    """Returns the seconds of a step with a new model and black images, without the input pipeline."""
+    options, data = job.config.train, job.config.input
+    config = TrainerConfig(
+        input=dataclasses.replace(data, image_side_px=side_px), train=dataclasses.replace(options, weights="")
+    )
+    model, _ = _build_models(dataclasses.replace(job, config=config))
+    model.compile("sgd", make_loss(options, job.multi, None), jit_compile=False)
+    images = np.zeros((data.batch_size, *model.input_shape[1:]), np.uint8)
+    labels = np.zeros((data.batch_size, len(job.dataset.labels)), np.float32)
+    seconds = []
+    for _ in range(_TRIES):
+        started = time.perf_counter()
+        model.train_on_batch(images, labels)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
 @contextmanager
 def _mixed_precision(options: TrainOptions) -> Iterator[None]:
     """Sets the policy of the process for the layers that are built, and restores it."""
@@ -310,7 +358,7 @@ def _make_validation(
         host_batches = batches(strategy_host(strategy))  # created once, because it may have a cache
         return lambda epoch: evaluate(core, lambda _: host_batches, plan, step=epoch, strategy=strategy).logs()
     dataset = batches(Host()).map(_make_converter(job))
-    padding = _padding_factor(job)
+    padding = _validation_rows(job) / epoch_records(job.path, job.eval_split, job.config.input, training=False)
 
     def validate(_: int) -> Mapping[str, float]:
         figures = model.evaluate(dataset, verbose=0, return_dict=True)
@@ -329,15 +377,15 @@ def epoch_figures(job: Job, strategy: tf.distribute.Strategy | None) -> list[str
     metrics = figure_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
     measures = itertools.chain.from_iterable(map(log_names, MEASURES))
     validated = measures if _uses_intervals(job, strategy) else metrics
-    return [*metrics, *(f"val_{name}" for name in validated), TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT]
+    others = (TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT, LEARNING_RATE)
+    return [*metrics, *(f"val_{name}" for name in validated), *others]
 
 
 def _make_converter(job: Job) -> Any:
     return for_keras(len(job.dataset.labels), job.multi, draws=bool(job.config.input.device_ops))
 
 
-def _padding_factor(job: Job) -> float:
-    """Returns the number of rows of validation per image."""
-    images = epoch_records(job.path, job.eval_split, job.config.input, training=False)
+def _validation_rows(job: Job) -> int:
+    """Returns the number of images of validation, with the padding of the last batch."""
     batch = job.config.input.batch_size
-    return -(-images // batch) * batch / images
+    return -(-epoch_records(job.path, job.eval_split, job.config.input, training=False) // batch) * batch

@@ -325,11 +325,6 @@ class InputOptions(Options):
         return self.threads or cores()
 
     @property
-    def parallel_calls(self) -> int:
-        """Number of parallel calls of a stage; -1 is `tf.data.AUTOTUNE`."""
-        return -1 if self.autotune else self.thread_count
-
-    @property
     def train_spec(self) -> str:
         """The ops of training, with the default resolved."""
         return self.train_ops or f"decode_random_crop({self.image_side_px})|flip"

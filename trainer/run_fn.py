@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from trainer.training.checkpoint import DIVERGED_NAME, Checkpoints, Progress
 from trainer.training.losses import MULTI
 from trainer.training.malloc import keep_buffers
 from trainer.training.strategy import make_strategy, strategy_host
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import keras
@@ -104,7 +107,7 @@ def run_fn(fn_args: FnArgs) -> None:
 
 def _export(model: keras.Model, progress: Progress, job: Job, fn_args: FnArgs, write: Callable[..., object]) -> None:
     """Writes the history and the model, and prints what a reader of the log must know of them."""
-    _write_history(progress, job, fn_args.model_run_dir)
+    _write_history(progress, job, model.count_params(), fn_args.model_run_dir)
     spreads = validation_spreads(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
         _say(f"{name} {spreads[name]}")
@@ -116,6 +119,10 @@ def _export(model: keras.Model, progress: Progress, job: Job, fn_args: FnArgs, w
 
 
 def _say(text: str) -> None:
+    if "\n" in text:  # the plan of the input, for those who look for it
+        for line in text.splitlines():
+            _log.info(line)
+        return
     print(strings.printable(text), file=sys.stderr, flush=True)
 
 
@@ -142,11 +149,12 @@ def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
-def _write_history(progress: Progress, job: Job, directory: str) -> None:
+def _write_history(progress: Progress, job: Job, parameters: int, directory: str) -> None:
     waits = progress.history.get("input_wait", [])
     values = {
         "dataset_digest": job.dataset.digest,
         "config": job.config.to_json(),
+        "parameters": parameters,
         "history": progress.history,
         "input_wait": sum(waits) / len(waits) if waits else 0.0,
         "spread": {name: dataclasses.asdict(spread) for name, spread in validation_spreads(progress.history).items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,11 @@ _BASE = Path(__file__).parent / "templates"
 
 
 def render_page(
-    templates: Path, name: str, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]] | None = None
+    templates: Path,
+    name: str,
+    values: Mapping[str, Any],
+    filters: Mapping[str, Callable[..., Any]] | None = None,
+    look: str = "",
 ) -> str:
     """Renders the template of a page.
 
@@ -22,25 +27,20 @@ def render_page(
     nothing else is applied, and nothing is loaded.
 
     Args:
-      templates: directory of `NAME.html`, which extends `base.html`, of `NAME.css`, which follows the common style, and
-        of `NAME.js` when the page has a script.
+      templates: directory of `NAME.html`, which extends `base.html`, of `LOOK.css`, which follows the common style, and
+        of `LOOK.js` when the page has a script.
       name: name of the page.
       values: the variables of the templates.
       filters: filter functions for the templates.
+      look: name of the style and the script; by default that of the page.
 
     Raises:
       jinja2.UndefinedError: a template uses a variable that is not in `values`.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([templates, _BASE]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = _environment(templates)
     environment.filters |= filters or {}
-    style = _read(_BASE / "base.css") + _read(templates / f"{name}.css")
-    path = templates / f"{name}.js"
+    style = _read(_BASE / "base.css") + _read(templates / f"{look or name}.css")
+    path = templates / f"{look or name}.js"
     script = _read(path) if path.is_file() else ""
     policy = f"default-src 'none'; img-src data:; style-src {_csp_source(style)}"
     policy += f"; script-src {_csp_source(script)}" if script else ""
@@ -48,6 +48,18 @@ def render_page(
     return environment.get_template(f"{name}.html").render(**values, **page_values)
 
 
+@functools.cache  # it keeps compiled templates
+def _environment(templates: Path) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([templates, _BASE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@functools.cache
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 

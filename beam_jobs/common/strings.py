@@ -54,7 +54,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], within: str = "") -> str:
-    """Returns one line about an unknown name: the nearest known one, if any is near, and all of them.
+    """Returns one line about an unknown name: the nearest known ones, or all that are known if none is near or few are.
 
     Args:
       kind: what is named, such as `op`.
@@ -63,9 +63,15 @@ def unknown(kind: str, name: object, known: Iterable[str], within: str = "") -> 
       within: what the names belong to, such as `train.`; shown in front of the unknown one.
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, 1)
+    near = difflib.get_close_matches(str(name), names, 3)
+    text = f"there is no {kind} {f'{within}{name}'!r}"
+    if near and len(names) > _MAX_KNOWN:
+        return f"{text}; did you mean {' or '.join(near)}?"
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no {kind} {f'{within}{name}'!r}; {hint}known are {', '.join(names)}"
+    return f"{text}; {hint}known are {', '.join(names)}"
+
+
+_MAX_KNOWN = 20  # that a line names beside a near one
 
 
 WARNING = "warning   "  # how a line of an ingest begins that is more than progress
@@ -104,6 +110,13 @@ def size(count: float) -> str:
         if count >= limit:
             return f"{count / limit:,.1f} {unit}"
     return plural(round(count), "byte")
+
+
+def clock_time(seconds: float) -> str:
+    """Returns a duration as `2:05` or `1:02:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -297,16 +298,30 @@ class Progress:
       images: number of images that were examined or written, rejects included.
       bytes: number of bytes that were read of them, or written.
       rejects: number of rejects.
+      note: what else a display shows, such as the epoch; a sum has none.
     """
 
     images: int = 0
     bytes: int = 0
     rejects: int = 0
+    note: str = ""
 
     def __add__(self, other: Progress) -> Progress:
         """Returns the sum."""
         return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
 
+
+# Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
+Watch = Callable[[str, Progress, Callable[[], Progress]], contextlib.AbstractContextManager[object]]
+
+
+def no_watch(*_: object) -> contextlib.AbstractContextManager[object]:
+    """A `Watch` that shows nothing."""
+    return contextlib.nullcontext()
+
+
+# Of code that others call, such as the executors of TFX; a command sets it.
+watch: ContextVar[Watch] = ContextVar("watch", default=no_watch)
 
 _MAX_LEFT_S = 366 * 86400.0  # a later end is no estimate
 

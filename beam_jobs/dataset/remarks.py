@@ -22,10 +22,13 @@ _WHITE = 255
 _CLASS_FOLDER_SOURCES = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
 _SPLIT_NAME = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
 _BATCH_NAME = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
+_FEW_IMAGES = 10  # in a set that is never large, however few images there are
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 
-def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames) -> Remarks:
+def collect_remarks(
+    plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames, existing_images: int = 0
+) -> Remarks:
     """Returns the warnings about a planned dataset, including images of earlier ingests.
 
     Args:
@@ -33,6 +36,7 @@ def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: 
       source: source of the new images.
       options: options of the ingest.
       hidden: names that the scan passed over.
+      existing_images: images of the dataset that is added to.
 
     Raises:
       Float32Loss: float32 changes numbers of a user column, and `float32_loss` is `refuse`.
@@ -44,7 +48,7 @@ def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: 
     return Remarks(
         warnings=(
             *_warn_of_empty_classes(plan, source),
-            *_warn_of_large_near_set(plan),
+            *_warn_of_large_near_set(plan, existing_images),
             *float32,
             *_warn_of_white_masks(plan, options),
             *_warn_of_class_names(plan, source),
@@ -63,9 +67,9 @@ def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
         yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
 
 
-def _warn_of_large_near_set(plan: Plan) -> Iterator[str]:
-    images = len(plan.existing) + sum(split.images for split in plan.splits)
-    if plan.near_largest > _LARGE_NEAR_SET * images:
+def _warn_of_large_near_set(plan: Plan, existing_images: int) -> Iterator[str]:
+    images = existing_images + sum(split.images for split in plan.splits)
+    if plan.near_largest > max(_FEW_IMAGES, _LARGE_NEAR_SET * images):
         yield (
             f"one set of near duplicates holds {plan.near_largest:,} images: a chain of images, each a little "
             "different from the next, is one set; a smaller --near-distance splits it"

@@ -81,11 +81,12 @@ def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_R
     length = HEAD.unpack(head)[0]
     if not begins_record(head) or length > max_bytes:
         raise CorruptDataset(f"{name} has a corrupt length at offset {offset}; write the dataset again")
-    body = stream.read(length + TAIL.size)
-    if len(body) < length + TAIL.size:
-        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {len(body)} of {length + 4} bytes")
-    payload = body[:length]
-    if _checksum(payload) != TAIL.unpack(body[length:])[0]:
+    payload = stream.read(length)
+    tail = stream.read(TAIL.size)
+    if len(tail) < TAIL.size:
+        read = len(payload) + len(tail)
+        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {read} of {length + 4} bytes")
+    if _checksum(payload) != TAIL.unpack(tail)[0]:
         raise CorruptDataset(f"{name} has a corrupt record at offset {offset}; write the dataset again")
     return payload
 

@@ -21,7 +21,7 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import staging
 from beam_jobs.export.formats import ExportedFile
-from beam_jobs.export.options import About
+from beam_jobs.options import About
 
 CROISSANT_NAME = "croissant.json"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
@@ -117,17 +117,36 @@ def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict
       about: metadata that the owner provides.
     """
     counts = ", ".join(f"{info.records} of {name}" for name, info in dataset.splits.items())
+    content = f"{dataset.counts.written} images ({counts}) in TFRecord shards, digest {dataset.digest}."
+    source = os.path.basename(dataset.source.rstrip("/"))
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
-        "name": re.sub(r"[^\w-]+", "_", os.path.basename(dataset.source.rstrip("/"))) or "dataset",
-        "description": f"{dataset.counts.written} images ({counts}) in TFRecord shards, digest {dataset.digest}.",
+        "name": re.sub(r"[^\w-]+", "_", about.title or source) or "dataset",
+        "description": " ".join(filter(None, (about.intended_use, content))),
         "version": f"{dataset.format_version}.0.0",
-        **about.to_jsonld(),
+        **_properties(about),
         "distribution": _files(directory, dataset, base),
         "recordSet": [_images(dataset), _splits(dataset), *([_labels(dataset)] if dataset.labels else [])],
     }
+
+
+def _properties(about: About) -> dict[str, Any]:
+    """Returns the known properties under their names in schema.org and Croissant."""
+    properties = {
+        "alternateName": about.title,
+        "license": about.license_url,
+        "creator": [*_agents("sc:Person", about.creators), *_agents("sc:Organization", about.organizations)],
+        "citeAs": about.citation,
+        "url": about.url,
+        "datePublished": about.date_published,
+    }
+    return {name: value for name, value in properties.items() if value}
+
+
+def _agents(kind: str, names: tuple[str, ...]) -> list[dict[str, str]]:
+    return [{"@type": kind, "name": name} for name in names]
 
 
 def _is_same_directory(directory: str, out: str) -> bool:

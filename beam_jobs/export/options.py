@@ -1,97 +1,19 @@
-"""Options of an export, checked in the constructor; file names; and the owner's description of a dataset."""
+"""Options of an export, checked in the constructor, and file names."""
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from beam_jobs import errors
 from beam_jobs.errors import OptionError
-
-_URL = re.compile(r"https?://[^\s/]+\S*", re.ASCII)
-_SPDX_PAGE = "https://spdx.org/licenses/{}.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """The creators and the licence of a dataset; empty values are unknown and left out.
-
-    Attributes:
-      license: URL of the licence, or its SPDX identifier, such as `CC-BY-4.0`.
-      creators: names of the people who made the dataset.
-      organizations: names of the organisations that made the dataset.
-      citation: citation of the dataset, preferably as BibTeX.
-      url: web page of the dataset.
-      date_published: day of publication, as `2026-01-31`.
-
-    Raises:
-      OptionError: a value is not allowed; the message gives the value and what is allowed.
-    """
-
-    license: str = ""
-    creators: tuple[str, ...] = ()
-    organizations: tuple[str, ...] = ()
-    citation: str = ""
-    url: str = ""
-    date_published: str = ""
-
-    def __post_init__(self) -> None:
-        if self.license:
-            _license_url(self.license)
-        if self.url and not _URL.fullmatch(self.url):
-            raise OptionError(f"url is {self.url!r}; it must begin with https:// or http:// and have no space")
-        if not all(name.strip() for name in (*self.creators, *self.organizations)):
-            raise OptionError("a creator is empty; name one, or leave it out")
-        if self.date_published:
-            _check_day(self.date_published)
-
-    def to_jsonld(self) -> dict[str, Any]:
-        """Returns the known properties under their names in schema.org and Croissant."""
-        properties = {
-            "license": _license_url(self.license) if self.license else "",
-            "creator": [*_agents("sc:Person", self.creators), *_agents("sc:Organization", self.organizations)],
-            "citeAs": self.citation,
-            "url": self.url,
-            "datePublished": self.date_published,
-        }
-        return {name: value for name, value in properties.items() if value}
-
-
-def _agents(kind: str, names: tuple[str, ...]) -> list[dict[str, str]]:
-    return [{"@type": kind, "name": name} for name in names]
-
-
-def _license_url(name: str) -> str:
-    """Returns the URL of a licence; for an SPDX identifier, its page at spdx.org."""
-    if _URL.fullmatch(name):
-        return name
-    from packaging import licenses
-
-    try:
-        identifier = str(licenses.canonicalize_license_expression(name))
-    except licenses.InvalidLicenseExpression:
-        identifier = ""
-    if not identifier or " " in identifier or identifier.startswith("LicenseRef-"):
-        raise OptionError(
-            f"license is {name!r}; it must be the URL of a licence, or an SPDX identifier of "
-            "https://spdx.org/licenses, such as CC-BY-4.0"
-        )
-    return _SPDX_PAGE.format(identifier)
-
-
-def _check_day(text: str) -> None:
-    try:
-        datetime.datetime.strptime(text, "%Y-%m-%d")
-    except ValueError as error:
-        raise OptionError(f"date_published is {text!r}; it must be a day, such as 2026-01-31") from error
-
+from beam_jobs.options import About
 
 STREAMED = ("webdataset", "array_record", "parquet")
 DESCRIBED = ("croissant", "dali")  # small files about the dataset, without its records
 FORMATS = (*STREAMED, *DESCRIBED)
+WITH_ABOUT = ("croissant", "parquet")
 
 _MIN_SHARD_MB = 0.001
 
@@ -106,7 +28,7 @@ class ExportOptions:
       out: directory of the export, new or empty, local or remote; for `croissant` also the dataset itself.
       splits: splits to export, in this order; empty means all. Croissant always describes all splits.
       shard_mb: target size of a file in MB (1e6 bytes) of records; None makes as many files as the dataset has shards.
-      about: additional metadata, for `croissant` only.
+      about: what overrides the description that the dataset has of itself; for `croissant` and `parquet` only.
 
     Raises:
       OptionError: a value is not allowed; the message gives the value and what is allowed.
@@ -129,7 +51,7 @@ class ExportOptions:
             raise OptionError(
                 "splits have no effect with croissant, which describes the complete dataset; leave them out"
             )
-        if self.about != About() and self.to != "croissant":
+        if self.about != About() and self.to not in WITH_ABOUT:
             option = next(name for name, value in vars(self.about).items() if value)
             raise OptionError(f"{option} has no effect with {self.to}, which does not store it; leave it out")
         duplicates = [name for index, name in enumerate(self.splits) if name in self.splits[:index]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
+from beam_jobs.common import strings
 from beam_jobs.dataset import record, tfds_metadata
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.formats import ExportedFile, Sample
+from beam_jobs.options import About
 
 # Limits of a row group, which is completely in memory when it is written and when it is read.
 ROW_GROUP_IMAGES = 100
@@ -25,12 +28,13 @@ ROW_GROUP_BYTES = 16 << 20
 class Parquet:
     """Files `data/SPLIT-00000-of-00002.parquet`, ..., and a `README.md` that lists the splits, as on the Hub."""
 
-    def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Reads the features of the dataset.
+    def __init__(self, directory: str, dataset: Manifest, about: About) -> None:
+        """Reads the features of the dataset; `about` is for its page.
 
         Raises:
           CorruptDataset: `features.json` of the dataset cannot be read.
         """
+        self._about = about
         self._columns = make_columns(directory, dataset)
         self._schema = make_schema(self._columns)
 
@@ -49,9 +53,47 @@ class Parquet:
             rows.flush()
 
     def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns the page of the dataset, whose front matter assigns the files to splits."""
+        """Returns the dataset card of the Hub, whose front matter assigns the files to splits."""
         head = {"configs": [{"config_name": "default", "data_files": [_data_files(split) for split in files]}]}
-        return {"README.md": f"---\n{json.dumps(head, indent=2)}\n---\n".encode()}  # JSON is valid YAML
+        front = strings.to_json({**_front_matter(self._about), **head})  # is valid YAML, too
+        return {"README.md": f"---\n{front}\n---\n{_card_text(self._about)}".encode()}
+
+
+# Licences that the Hub lists under their SPDX identifier in lower case; it names the others in ways of its own.
+# https://huggingface.co/docs/hub/repositories-licenses
+_HUB_LICENSE = re.compile(
+    r"mit|apache-2\.0|isc|mpl-2\.0|ms-pl|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|bsd-[23]-clause|"
+    r"cdla-(permissive-[12]|sharing-1)\.0|e(p|c)l-2\.0|etalab-2\.0|eupl-1\.[12]"
+)
+
+
+def _front_matter(about: About) -> dict[str, Any]:
+    """Returns the known properties under the names of the Hub."""
+    listed = about.license.lower() if _HUB_LICENSE.fullmatch(about.license.lower()) else ""
+    other = "" if listed else about.license
+    properties = {
+        "pretty_name": about.title,
+        "license": listed or ("other" if other else ""),
+        "license_name": other,
+        "license_link": about.license_url if other else "",
+    }
+    return {name: value for name, value in properties.items() if value}
+
+
+def _card_text(about: About) -> str:
+    makers = ", ".join((*about.creators, *about.organizations))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", about.citation)), default=0))
+    sections = {
+        "Intended use": about.intended_use,
+        "Authors": makers,
+        "Page": about.url,
+        "Published": about.date_published,
+        "Citation": f"{fence}\n{about.citation}\n{fence}" if about.citation else "",
+    }
+    title = [f"# {about.title}"] if about.title else []
+    return "".join(
+        f"\n{part}\n" for part in (*title, *(f"## {name}\n\n{text}" for name, text in sections.items() if text))
+    )
 
 
 class _Rows:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.common import system
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, Watch, no_watch
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.export import descriptions, formats, staging
 from beam_jobs.export.formats import ExportedFile, Format
-from beam_jobs.export.options import STREAMED, ExportOptions
+from beam_jobs.export.options import STREAMED, WITH_ABOUT, ExportOptions
 from beam_jobs.export.staging import EXPORT_NAME
+from beam_jobs.options import About
 from beam_jobs.storage import disk
-
-# Shows the progress of a stage, given its name, the total work and a function that returns the work done so far.
-Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
-
-
-def _no_watch(*_: object) -> AbstractContextManager[object]:
-    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +43,7 @@ class Exported:
         return {"format": self.format, "digest": self.digest, "labels": list(self.labels), "splits": splits}
 
 
-def export(options: ExportOptions, watch: Watch = _no_watch) -> Exported:
+def export(options: ExportOptions, watch: Watch = no_watch) -> Exported:
     """Exports a dataset. After an error, `out` is unchanged; it never holds an incomplete export.
 
     Args:
@@ -67,14 +59,17 @@ def export(options: ExportOptions, watch: Watch = _no_watch) -> Exported:
     """
     dataset = manifest.load(options.dataset)
     splits = {name: dataset.split(name) for name in options.splits or dataset.splits}
+    given = {name: value for name, value in vars(options.about).items() if value}
+    about = replace(About.recorded(dataset.options), **given) if options.to in WITH_ABOUT else About()
     if options.to == "croissant":
         with disk.explain_errors("exporting", options.out, resumable=False):
-            descriptions.write_croissant(options.dataset, dataset, options.out, options.about)
+            descriptions.write_croissant(options.dataset, dataset, options.out, about)
         return _make_result(options, dataset, {})
     out = staging.check(options.out)
     with disk.explain_errors("exporting", _parent_directory(out), resumable=False):
         if options.to in STREAMED:
-            return _export_records(options, dataset, splits, out, watch)
+            target = _make_format(options, dataset, about)
+            return _export_records(options, dataset, target, splits, out, watch)
         with staging.staged(out) as stage:
             return _make_result(
                 options, dataset, descriptions.write_dali_index(options.dataset, dataset, tuple(splits), stage.path)
@@ -91,9 +86,8 @@ def _make_result(options: ExportOptions, dataset: Manifest, files: Mapping[str, 
 
 
 def _export_records(
-    options: ExportOptions, dataset: Manifest, splits: Mapping[str, SplitInfo], out: str, watch: Watch
+    options: ExportOptions, dataset: Manifest, target: Format, splits: Mapping[str, SplitInfo], out: str, watch: Watch
 ) -> Exported:
-    target = _make_format(options.to, options.dataset, dataset)
     total_work = Progress(sum(info.records for info in splits.values()), sum(info.bytes for info in splits.values()))
     disk.check_room(_parent_directory(out), total_work.bytes, "the export", resumable=False)
     system.local_progress.reset()
@@ -114,19 +108,19 @@ def _export_records(
     return exported
 
 
-def _make_format(name: str, directory: str, dataset: Manifest) -> Format:
+def _make_format(options: ExportOptions, dataset: Manifest, about: About) -> Format:
     """Returns a format; only its own libraries are imported.
 
     Raises:
       OptionError: a required package is not installed.
     """
-    if name == "webdataset":
-        return formats.WebDataset(directory, dataset)
-    if name == "array_record":
-        return formats.ArrayRecord(directory, dataset)
+    if options.to == "webdataset":
+        return formats.WebDataset(options.dataset, dataset)
+    if options.to == "array_record":
+        return formats.ArrayRecord(options.dataset, dataset)
     from beam_jobs.export.parquet import Parquet
 
-    return Parquet(directory, dataset)
+    return Parquet(options.dataset, dataset, about)
 
 
 def _write_split(

@@ -7,6 +7,7 @@ in a file of the work directory, so that the same command follows it instead of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -14,19 +15,19 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import apache_beam as beam
 from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner, DirectRunner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 
 from beam_jobs import storage
 from beam_jobs.common import system
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, Watch
 from beam_jobs.errors import FeedlineError, OptionError, chain
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
@@ -35,6 +36,7 @@ _STEP_SUFFIX = re.compile(r" ?\[while running '[^']*'\]")  # Beam appends it to 
 _FRAME = re.compile(r"\s*(at [\w.$/<>]+\(.*|\.\.\. \d+ more)?\s*$")
 _CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeError: (?=([a-z]\w*\.)*[A-Z]\w+: ))+")
 
+_IN_PROCESS = (DirectRunner, BundleBasedDirectRunner, FnApiRunner)
 _POLL_S = 2.0
 _RETRY_S = 60.0
 _MAX_ADDRESS_BYTES = 1 << 16
@@ -55,8 +57,6 @@ class StagePipeline(beam.Pipeline):
 
 
 MakePipeline = Callable[[], beam.Pipeline]
-# Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
-Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
 
 
 class NoAnswer(Exception):
@@ -71,9 +71,12 @@ def local_pipeline() -> beam.Pipeline:
     return beam.Pipeline(options=PipelineOptions(list(LOCAL_BEAM_ARGS)))
 
 
-def no_watch(*_: object) -> AbstractContextManager[object]:
-    """A `Watch` that shows nothing."""
-    return contextlib.nullcontext()
+def runs_on_cluster(make_pipeline: MakePipeline) -> bool:
+    """Returns whether the pipelines run on workers, not on an in-process runner of Beam."""
+    if isinstance(make_pipeline, ServicePipelines):
+        return True
+    with _without_leftovers(make_pipeline()) as pipeline:
+        return not isinstance(pipeline.runner, _IN_PROCESS)
 
 
 @runtime_checkable
@@ -105,15 +108,18 @@ class JobFile:
       path: path of the file.
       command: text of everything that the ingest does; only an equal one follows the job.
       leave: takes the `text` of an interrupted job; returns whether it is left running. None cancels it.
+      tally: takes the name of a stage and the path of the list of its units, and returns the function that returns the
+        finished work of a job that was left running.
     """
 
     path: str
     command: str = ""
     leave: Callable[[str], bool] | None = None
+    tally: Callable[[str, str], Callable[[], Progress]] | None = None
 
-    def write(self, stage: str, total: Progress, result: ServiceJob) -> None:
-        """Stores the address of a job that began."""
-        values = {"command": self.command, "stage": stage, "images": total.images, "bytes": total.bytes}
+    def write(self, stage: str, total: Progress, units: str, result: ServiceJob) -> None:
+        """Stores the address of a job that began, and the path of the list of its units of work."""
+        values = {"command": self.command, "stage": stage, "images": total.images, "bytes": total.bytes, "units": units}
         values |= {"address": result.address, "text": result.text}
         storage.write_bytes(self.path, json.dumps(values).encode(), durable=False)
 
@@ -152,7 +158,7 @@ class JobFile:
             raise OptionError(f"{text} runs for an ingest with other options; repeat that command, or {remedy}")
         report(f"following {text}")
         system.local_progress.reset()
-        job = _Job(None, self)
+        job = _Job(functools.partial(self.tally, stage, str(values.get("units", ""))) if self.tally else None, self)
         try:
             with _explain_errors(stage, job, resumable=True), watch(stage, total, job.done):
                 job.follow(result)
@@ -184,7 +190,7 @@ def run_job(
       FeedlineError: the runner failed; the error of the runner is the cause.
     """
     system.local_progress.reset()
-    job = _Job(transform, file)
+    job = _Job(getattr(transform, "tally", None), file)
     with (
         _explain_errors(stage, job, resumable=file is not None),
         watch(stage, total, job.done),
@@ -193,7 +199,8 @@ def run_job(
         if isinstance(pipeline, StagePipeline):
             pipeline.stage, pipeline.units = stage, getattr(transform, "unit_count", 0)
         pipeline | transform.label >> transform
-        job.follow(pipeline.run(), partial(file.write, stage, total) if file else None)
+        note = functools.partial(file.write, stage, total, getattr(transform, "units", "")) if file else None
+        job.follow(pipeline.run(), note)
 
 
 @contextlib.contextmanager
@@ -240,9 +247,8 @@ class Tally:
 
 
 class _Job:
-    def __init__(self, transform: beam.PTransform | None, file: JobFile | None) -> None:
-        tally = getattr(transform, "tally", None)
-        self._tally: Callable[[], Progress] | None = tally() if tally else None
+    def __init__(self, make_tally: Callable[[], Callable[[], Progress]] | None, file: JobFile | None) -> None:
+        self._make_tally = functools.cache(make_tally) if make_tally else None
         self._file = file
         self._result: Any = None
         self.remark = ""  # what still runs after an error
@@ -288,9 +294,9 @@ class _Job:
         # Without metrics, or after an error of the service or the store, the display misses one update.
         with contextlib.suppress(Exception):
             progress = _read_metrics(self._result)
-        if self._tally is not None:
+        if self._make_tally is not None:
             with contextlib.suppress(Exception):
-                progress = max(progress, self._tally(), key=lambda candidate: candidate.images)
+                progress = max(progress, self._make_tally()(), key=lambda candidate: candidate.images)
         return progress
 
 

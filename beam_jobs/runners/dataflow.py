@@ -182,7 +182,7 @@ def machine_cores(name: str) -> int:
 
 
 _DISTRIBUTION = "feedline"
-_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
+_PACKAGES = ("beam_jobs", "components", "feedline", "pipeline", "trainer")
 _OMITTED_FIELDS = ("Provides-Extra", "License-File", "Dynamic")  # extras, and fields about files outside the wheel
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of zip; a constant, so that equal code gives equal files
 

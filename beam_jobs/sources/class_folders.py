@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from beam_jobs import storage
+from beam_jobs.common.strings import plural
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
@@ -151,6 +152,7 @@ def _reference(key: str, label_kind: str) -> ImageRef:
 
 
 _REQUIREMENT = "it must hold one folder per class, with the images in them"
+_TABLE = "give a table with a column image, such as labels.csv, and with --label-column '' if there are no classes"
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,11 @@ class ClassFolders:
             raise SourceError(f"{self.root} cannot be read: {os.strerror(error.errno or 0)}") from error
         classes = [entry for entry in entries if _is_class(entry)]
         if not classes:
-            contents = "no visible folder" if entries else "nothing"
-            raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}")
+            files = sum(not entry.name.startswith(".") for entry in entries)
+            contents = (
+                f"{plural(files, 'file')} and no folder" if files else "no visible folder" if entries else "nothing"
+            )
+            raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}{f', or {_TABLE}' * bool(files)}")
         root = os.path.realpath(self.root)
         for entry in classes:
             check_enterable(entry.path, root)

@@ -59,12 +59,12 @@ _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
 _TABLE_KINDS: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
 
 
-def open_source(options: IngestOptions, on_cluster: bool = False) -> Source:
+def open_source(options: IngestOptions, on_cluster: Callable[[], bool] = lambda: False) -> Source:
     """Returns the source that the options name, checked.
 
     Args:
       options: options of the ingest.
-      on_cluster: whether other processes than this one read the images.
+      on_cluster: returns whether workers of a cluster read the images; called only if that can be refused.
 
     Raises:
       SourceError: the source does not exist or cannot be ingested.
@@ -76,7 +76,7 @@ def open_source(options: IngestOptions, on_cluster: bool = False) -> Source:
         source: Source = _TABLE_KINDS[kind](options.source, options.columns, row_reader.allowed_buckets(options))
     else:
         source = _KINDS[kind](options.source, options.columns)
-    if on_cluster and isinstance(source, (TarSource, ExampleSource)):
+    if isinstance(source, (TarSource, ExampleSource)) and on_cluster():
         source.check_for_workers()
     source.check()
     return source

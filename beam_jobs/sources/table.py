@@ -97,7 +97,11 @@ class Table(ABC):
         for role, column in names_by_role.items():
             if column not in header:
                 names = ", ".join(map(repr, header)) or "none"
-                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {names:.1000}")
+                option = f"--{role}-column".replace(" ", "-") if "extra" not in role else "--extra-column"
+                raise SourceError(
+                    f"{self.path} has no column {column!r} for the {role}; it has {names:.1000}; "
+                    f"name the right one with {option}{', or none with an empty name' * (role == 'label')}"
+                )
         if next(self.rows(), None) is None:
             raise SourceError(f"{self.path} has columns and no row; add one row per image")
 

@@ -26,7 +26,7 @@ from beam_jobs.common.settings import fields
 from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import About, IngestOptions
 from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
 from beam_jobs.stages.replace import dataset_path
@@ -75,6 +75,11 @@ class ExistingDataset:
         """
         return key_digests(schemas.read_rejects(self.rejects))
 
+    @property
+    def about(self) -> About:
+        """Description of the dataset."""
+        return About.recorded(self.manifest.options)
+
     def shard_counts(self) -> dict[str, int]:
         """Returns split -> number of shards."""
         return {name: len(info.shards) for name, info in self.manifest.splits.items()}
@@ -91,7 +96,10 @@ def complete_settings(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
       SourceError, CorruptDataset: there is no valid dataset in `out`.
     """
     options = manifest.load(out).options
-    defaults = {**{name: options[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(options["splits"])}
+    defaults = {
+        **{name: options[name] for name in (*_MUST_AGREE, *_MAY_DIFFER) if name in options},
+        "splits": dict(options["splits"]),
+    }
     sections = {
         name: {**defaults[name], **value}
         for name, value in settings.items()

@@ -254,7 +254,7 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     if isinstance(engine, ResourceEstimator):
         engine.check(options)
     check(options)
-    source = open_source(options, on_cluster=engine.name != "local")
+    source = open_source(options, on_cluster=lambda: engine.name != "local")
     hidden = HiddenNames()
     listing = list_source(_entries(source, options, hidden), hidden)
     sample = examine_sample(listing.candidates, _reader(source, options), options)

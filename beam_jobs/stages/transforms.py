@@ -57,8 +57,7 @@ class ExamineBuckets(beam.PTransform):
 
     def tally(self) -> Tally:
         """Returns the tally of the progress of the stage, independent of the processes that do the work."""
-        directory = storage.join(self.task.reader.work, examine.DIRECTORY)
-        return Tally(directory, map(examine.marker_name, self.buckets), lambda _, data: examine.parse_progress(data))
+        return _tally_buckets(self.task.reader.work, self.buckets)
 
 
 @dataclass
@@ -92,15 +91,7 @@ class WriteShards(beam.PTransform):
 
     def tally(self) -> Tally:
         """Returns the tally of the progress of the stage, independent of the processes that do the work."""
-
-        def parse(_: str, sidecar: bytes) -> Progress | None:
-            try:
-                values = resume.parse_checked(sidecar)
-            except ValueError:  # a damaged sidecar of an earlier run: its shard is written again
-                return None
-            return Progress(values["records"], values["shard"]["bytes"])
-
-        return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), parse)
+        return _tally_shards(self.task.work, self.shards)
 
 
 @dataclass
@@ -144,6 +135,38 @@ class VerifyUnits(beam.PTransform):
             return Progress(values["records"], values["bytes"])
 
         return Tally(self.work, (unit.name for unit in self.units), parse)
+
+
+def tally_left_job(work: str, stage: str, units: str) -> Tally:
+    """Returns the tally of a job that an earlier command left running.
+
+    Args:
+      work: work directory of the ingest.
+      stage: name of the stage.
+      units: path of the list of its units.
+
+    Raises:
+      OSError: the list cannot be read.
+    """
+    if stage == "examining":
+        return _tally_buckets(work, _read_buckets(b"", units))
+    return _tally_shards(work, _read_shards(b"", units))
+
+
+def _tally_buckets(work: str, buckets: Iterable[Bucket]) -> Tally:
+    names = map(examine.marker_name, buckets)
+    return Tally(storage.join(work, examine.DIRECTORY), names, lambda _, data: examine.parse_progress(data))
+
+
+def _tally_shards(work: str, shards: Iterable[ShardTask]) -> Tally:
+    def parse(_: str, sidecar: bytes) -> Progress | None:
+        try:
+            values = resume.parse_checked(sidecar)
+        except ValueError:  # a damaged sidecar of an earlier run: its shard is written again
+            return None
+        return Progress(values["records"], values["shard"]["bytes"])
+
+    return Tally(storage.join(work, write.DIRECTORY), map(write.sidecar_name, shards), parse)
 
 
 def _read_buckets(_: bytes, path: str) -> Iterator[Bucket]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, map_ordered
+from beam_jobs.common.system import Progress, Watch, map_ordered, no_watch
 from beam_jobs.dataset import verify
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.verify import Unit, UnitReport, Verification
 from beam_jobs.errors import FeedlineError
-from beam_jobs.runners.beam_job import MakePipeline, Watch, no_watch, run_job
+from beam_jobs.runners.beam_job import MakePipeline, run_job
 from beam_jobs.stages import resume
 from beam_jobs.stages.transforms import VerifyUnits
 

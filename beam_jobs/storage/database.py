@@ -167,10 +167,23 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
         _open_directory(spill) as directory,
         _explain_errors(purpose, os.path.dirname(directory), memory_mb, memory_option),
         contextlib.closing(_connect(directory, memory_mb)) as connection,
-        ThreadPoolExecutor(1, thread_name_prefix="feedline-database") as thread,
+        _open_thread() as thread,
     ):
         larger_mb = iter(()) if memory_option else _larger_limits(memory_mb)
         yield Database(connection=connection, thread=thread, spill=directory, larger_mb=larger_mb)
+
+
+@contextlib.contextmanager
+def _open_thread() -> Iterator[ThreadPoolExecutor]:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-database")
+    joins = True
+    try:
+        yield thread
+    except GeneratorExit:  # the garbage collector, which may run within `threading`, whose locks a join would wait for
+        joins = False
+        raise
+    finally:
+        thread.shutdown(wait=joins)
 
 
 def _larger_limits(memory_mb: int) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tensorflow_metadata.proto.v0 import anomalies_pb2
@@ -13,8 +13,21 @@ from beam_jobs.dataset import lookup
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import drift_and_skew
-from components.dataset_gate.drift_and_skew import GateDataset
-from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
+from components.dataset_gate.drift_and_skew import MEASURES, GateDataset
+from components.dataset_gate.limits import (
+    CLASS,
+    EXCEEDED,
+    KINDS,
+    NOT_CHECKED,
+    PASSED,
+    Check,
+    Comparison,
+    Finding,
+    GateLimits,
+    Outcome,
+    short_name,
+)
+from components.dataset_gate.remarks import collect_remarks
 
 _MAX_LISTED = 5  # classes named in a finding
 
@@ -118,21 +131,24 @@ _CONTENT = "image content"
 _EXAMPLE_IMAGES = 1000  # images of a cluster that are compared for an example
 
 
-def check_images(dataset: GateDataset, limits: GateLimits, clusters: NearClusters | None) -> Iterator[Finding]:
+def check_images(dataset: GateDataset, limits: GateLimits, clusters: NearClusters | None) -> Iterator[Finding | Check]:
     """Runs all checks of the images; those of near duplicates only if their clusters are given."""
     yield from check_leaks(dataset, limits)
     yield from check_group_leaks(dataset, limits)
-    if clusters is not None:
-        yield from check_near_leaks(dataset, limits, clusters)
-    if limits.min_side_px:
-        yield from check_resolution(dataset, limits)
-    if limits.blank_variance and dataset.has_channel_statistics:
-        yield from check_blank(dataset, limits)
+    yield from check_near_leaks(dataset, limits, clusters)
+    yield from check_resolution(dataset, limits)
+    yield from check_blank(dataset, limits)
 
 
-def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+def _row(check: str, measured: str, limit: str, setting: str, made: bool = True) -> Check:
+    """Returns a row of the table; `check_dataset` marks those with a finding, so that both say the same."""
+    return Check(check=check, measured=measured, limit=limit, setting=setting, result=PASSED if made else NOT_CHECKED)
+
+
+def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding | Check]:
     """Finds exact copies in several splits, which bias the evaluation."""
     leaks = lookup.find_leaks(dataset.database, ("cluster",))
+    yield _leak_row(dataset, "leakage", plural(len(leaks), "set"), "max_leaks", limits)
     if len(leaks) > limits.max_leaks:
         keys = leaks[0].keys
         example = " and ".join(f"{keys[split]} in {split}" for split in dataset.splits if split in keys)
@@ -146,10 +162,16 @@ def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
         )
 
 
-def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+def _leak_row(dataset: GateDataset, check: str, measured: str, setting: str, limits: GateLimits) -> Check:
+    made = len(dataset.splits) > 1
+    return _row(check, measured if made else "one split", f"{getattr(limits, setting):,}", setting, made)
+
+
+def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding | Check]:
     """Finds groups, and grouped sets of near duplicates, with images in several splits."""
     kinds = lookup.select_leak_kinds(dataset.manifest.options.get("near_duplicates", "off"))[1:]
     leaks = lookup.find_leaks(dataset.database, kinds)
+    yield _leak_row(dataset, "group leakage", plural(len(leaks), "set"), "max_group_leaks", limits)
     if len(leaks) > limits.max_group_leaks:
         yield Finding(
             check="group leakage",
@@ -166,14 +188,20 @@ _CONTENTS = """
 _PLACE = "SELECT key, split FROM images WHERE row = $row"
 
 
-def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClusters) -> Iterator[Finding]:
+def check_near_leaks(
+    dataset: GateDataset, limits: GateLimits, clusters: NearClusters | None
+) -> Iterator[Finding | Check]:
     """Finds images that are near duplicates of an image of an earlier split; ignores clusters of exact copies."""
+    if clusters is None:
+        yield _row("near leakage", "near_leaks is off", "none", "max_near_leaks", made=False)
+        return
     images, roots = dataset.database.query(_CONTENTS, splits=list(dataset.splits)), clusters.roots
     rows, splits, contents = (column.to_numpy() for column in images.columns)
     first_split, has_variants = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
     np.minimum.at(first_split, roots, splits)
     has_variants[roots[contents != contents[roots]]] = True
     leaks = np.flatnonzero((splits > first_split[roots]) & has_variants[roots])
+    yield _leak_row(dataset, "near leakage", plural(len(leaks), "image"), "max_near_leaks", limits)
     if len(leaks) <= limits.max_near_leaks:
         return
     pair = _closest_pair(splits, _image_signatures(dataset), np.flatnonzero(roots == roots[leaks[0]]))
@@ -189,8 +217,11 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClu
     )
 
 
-def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding | Check]:
     """Finds splits with too many images whose short side is too short, in the source or in the dataset."""
+    if not limits.min_side_px:
+        yield _row("low resolution", "min_side_px is 0", "none", "max_low_resolution_ratio", made=False)
+        return
     yield from _split_shares(
         dataset,
         # The smaller of the two: the ingest may reduce images, and `raw` enlarges small ones.
@@ -205,11 +236,16 @@ def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
             "or raise gate.max_low_resolution_ratio",
         ),
         limits.max_low_resolution_ratio,
+        "max_low_resolution_ratio",
     )
 
 
-def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding | Check]:
     """Finds splits with too many images of one colour, from which a model learns nothing."""
+    if not (limits.blank_variance and dataset.has_channel_statistics):
+        cause = "facts=basic" if limits.blank_variance else "blank_variance is 0"
+        yield _row("blank images", cause, "none", "max_blank_ratio", made=False)
+        return
     yield from _split_shares(
         dataset,
         f"list_max(var_rgb)::DOUBLE < {limits.blank_variance!r}::DOUBLE",
@@ -222,6 +258,7 @@ def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
             remedy="remove these files from the source, or raise gate.max_blank_ratio",
         ),
         limits.max_blank_ratio,
+        "max_blank_ratio",
     )
 
 
@@ -230,16 +267,21 @@ _BAD_IMAGES = """
 _BAD_KEYS = "SELECT key FROM images WHERE split = $split AND {condition} ORDER BY key LIMIT 3"
 
 
-def _split_shares(dataset: GateDataset, condition: str, template: Finding, limit: float) -> Iterator[Finding]:
+def _split_shares(
+    dataset: GateDataset, condition: str, template: Finding, limit: float, setting: str
+) -> Iterator[Finding | Check]:
     """Yields the template, with split and value, for every split whose share of bad images is above the limit."""
+    worst = (-1.0, "")
     for split in dataset.splits:
         counts = dataset.database.query(_BAD_IMAGES.format(condition=condition), split=split)
         bad, total = counts["bad"][0].as_py(), counts["images"][0].as_py()
+        worst = max(worst, (bad / max(1, total), f"{bad:,} of {plural(total, 'image')} in {split}"))
         if bad > limit * total:
             keys = dataset.database.query(_BAD_KEYS.format(condition=condition), split=split)["key"].to_pylist()
             more = f" and {bad - len(keys):,} more" if bad > len(keys) else ""
             value = f"{template.value} in {bad} of {plural(total, 'image')} ({', '.join(keys)}{more})"
             yield Finding(**{**vars(template), "split": split, "value": f"{value}, {bad / total:.1%}"})
+    yield _row(template.check, worst[1], f"{limit:.1%}", setting)
 
 
 _SIGNATURES = "SELECT dhash, height, width, mean_rgb, var_rgb FROM images ORDER BY row"  # `near_duplicates.COLUMNS`
@@ -289,17 +331,81 @@ def check_dataset(
     results = list(drift_and_skew.skew(dataset, limits))
     if baseline:
         results += drift_and_skew.drift(dataset, baseline.dataset, baseline.name, limits)
+    of_images = list(check_images(dataset, limits, clusters))
+    comparisons = tuple(result.comparison for result in results)
+    findings = (
+        *check_anomalies(anomalies, limits),
+        *check_rejects(dataset, limits),
+        *check_classes(dataset, limits),
+        *(item for item in of_images if isinstance(item, Finding)),
+        *(drift_and_skew.make_finding(result, limits) for result in results if result.comparison.is_over),
+    )
+    found = {finding.check for finding in findings}
+    rows = (*_count_rows(dataset, anomalies, limits), *(item for item in of_images if isinstance(item, Check)))
     return Outcome(
-        findings=(
-            *check_anomalies(anomalies, limits),
-            *check_rejects(dataset, limits),
-            *check_classes(dataset, limits),
-            *check_images(dataset, limits, clusters),
-            *(drift_and_skew.make_finding(result, limits) for result in results if result.comparison.is_over),
+        checks=(
+            *(replace(row, result=EXCEEDED) if row.check in found else row for row in rows),
+            *_comparison_rows(comparisons, limits),
         ),
-        comparisons=tuple(result.comparison for result in results),
+        findings=findings,
+        remarks=tuple(collect_remarks(dataset, limits, findings)),
+        comparisons=comparisons,
         notes=tuple(notes(dataset, limits, baseline, clusters)),
     )
+
+
+def _count_rows(
+    dataset: GateDataset, anomalies: Mapping[str, anomalies_pb2.Anomalies], limits: GateLimits
+) -> Iterator[Check]:
+    """Yields the rows of the checks that count anomalies, rejects and classes."""
+    most = max((count_anomalies(found) for found in anomalies.values()), default=0)
+    yield _row("anomaly", plural(most, "feature"), f"{limits.max_anomalies:,}", "max_anomalies")
+    counts, share = dataset.manifest.counts, limits.max_reject_ratio
+    rejected = f"{counts.rejected:,} of {plural(counts.found, 'image')}"
+    yield _row("rejects", rejected, f"{share:.1%}" if share < 1 else "none", "max_reject_ratio", share < 1)
+    yield from _class_rows(dataset, limits)
+
+
+def _class_rows(dataset: GateDataset, limits: GateLimits) -> Iterator[Check]:
+    first, *others = dataset.splits
+    labels, kind = dataset.manifest.labels, dataset.manifest.label_kind
+    yield _row("one class", plural(len(labels), "class", "classes"), "at least 2", "", kind == "single")
+    classes = {name: set(info.classes) for name, info in dataset.manifest.splits.items()}
+    limit, made = ("none", False) if limits.allow_missing_classes else ("0", kind != "none")
+    missing = len(_labels(dataset).difference(*classes.values()))
+    yield _row("missing classes", f"{missing:,} without an image", limit, "allow_missing_classes", made)
+    unseen = max((len(classes[name] - classes[first]) for name in others), default=0)
+    yield _row(
+        "unseen classes", f"{unseen:,} absent from {first}", limit, "allow_missing_classes", made and bool(others)
+    )
+    limit, made = ("0", kind != "none" and bool(others)) if limits.require_all_classes else ("none", False)
+    absent = max((len(classes[first] - classes[name]) for name in others), default=0)
+    yield _row("absent classes", f"{absent:,} of {first} absent elsewhere", limit, "require_all_classes", made)
+    sizes, smallest, ratio = dataset.manifest.splits[first].classes, "no class", "no class"
+    if sizes:
+        least, most = (choose(sizes, key=lambda name: sizes[name]) for choose in (min, max))
+        smallest, ratio = f"{plural(sizes[least], 'image')} ({least})", f"{sizes[most] / sizes[least]:.1f} : 1"
+    limit = f"at least {limits.min_images_per_class:,}"
+    yield _row("small classes", smallest, limit, "min_images_per_class", bool(sizes))
+    limit = f"{limits.max_imbalance:g} : 1" if limits.max_imbalance else "none"
+    yield _row("imbalance", ratio, limit, "max_imbalance", bool(sizes and limits.max_imbalance))
+
+
+def _comparison_rows(comparisons: Sequence[Comparison], limits: GateLimits) -> Iterator[Check]:
+    """Yields a row for each kind and measure, of the comparison nearest to its limit."""
+    for kind in reversed(KINDS):
+        for measure in MEASURES:
+            setting = f"max_{kind}_{measure}"
+            found = [item for item in comparisons if (item.kind, item.measure) == (kind, measure)]
+            checked = [item for item in found if limits.limit_of(kind, measure, item.feature) < 1]
+            if not checked:
+                measured = "all limits are 1" if found else "nothing to compare with"
+                yield _row(f"{kind} ({measure})", measured, "none", setting, made=False)
+                continue
+            item = max(checked, key=lambda item: item.value - item.limit)
+            measured = f"{item.value:.3f}, {short_name(item.feature)} in {item.split}"
+            row = _row(f"{kind} ({measure})", measured, f"{item.limit:.3f}", setting)
+            yield replace(row, result=EXCEEDED) if item.is_over else row
 
 
 def count_anomalies(anomalies: anomalies_pb2.Anomalies) -> int:

@@ -68,6 +68,8 @@ class Executor(base_executor.BaseExecutor):
         values = verdict(dataset, anomalies, limits, outcome, notes)
         if outcome.findings and limits.mode == "stop":
             raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, lines)
+        for remark in outcome.remarks:
+            logging.info("dataset gate: %s", remark)
         if outcome.findings:
             logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(lines))
         artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])
@@ -89,7 +91,9 @@ def verdict(
         "mode": limits.mode,
         "limits": limits.to_json(),
         "anomalies": {split: count_anomalies(split_anomalies) for split, split_anomalies in anomalies.items()},
+        "checks": [asdict(check) for check in outcome.checks],
         "findings": [asdict(finding) for finding in outcome.findings],
+        "remarks": [asdict(remark) for remark in outcome.remarks],
         "comparisons": [asdict(comparison) for comparison in outcome.comparisons],
         "notes": list(notes),
     }

@@ -1,4 +1,4 @@
-"""The limits of the gate and their validation, the names of features, and the findings."""
+"""The limits of the gate and their validation, the names of features, findings and remarks."""
 
 from __future__ import annotations
 
@@ -156,6 +156,47 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Remark:
+    """What a person should look at, although no limit forbids it.
+
+    Attributes:
+      check: name of the check.
+      value: what was found, as text.
+      remedy: actions that resolve it; empty if `value` names them.
+    """
+
+    check: str
+    value: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """Returns the remark as one sentence."""
+        return f"{self.check}: {self.value}{'; ' * bool(self.remedy)}{self.remedy}"
+
+
+PASSED, EXCEEDED, NOT_CHECKED = "passed", "exceeded", "not checked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A row of the table of all checks.
+
+    Attributes:
+      check: name of the check.
+      measured: observed value, as text; of several splits or features, the one nearest to its limit.
+      limit: allowed value, as text; `none` where the setting is off.
+      setting: setting of the limit, below `gate`; empty where none changes it.
+      result: `passed`, `exceeded` or `not checked`.
+    """
+
+    check: str
+    measured: str
+    limit: str
+    setting: str
+    result: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A measured difference between two distributions.
 
@@ -190,11 +231,15 @@ class Outcome:
     """The result of all checks.
 
     Attributes:
+      checks: all checks, also those that were not made.
       findings: exceeded limits; empty if the dataset passes.
+      remarks: what a person should look at; they stop nothing.
       comparisons: measured drift and skew.
       notes: a line with the reason for each check that was not possible.
     """
 
+    checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
+    remarks: tuple[Remark, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...]

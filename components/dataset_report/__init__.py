@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,10 @@ class RunDetails:
 
     Attributes:
       steps: components in the order of execution.
+      training: content of the `training.json` of the trainer; None without one.
       artifacts: artifacts from which the pushed model was created, in the order of creation.
     """
 
-    steps: tuple[StepDetail, ...]
+    steps: tuple[StepDetail, ...] = ()
+    training: Mapping[str, Any] | None = None
     artifacts: tuple[ArtifactDetail, ...] = ()

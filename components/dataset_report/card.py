@@ -11,8 +11,9 @@ from beam_jobs.common.strings import plural
 from beam_jobs.dataset import lookup
 from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.options import About
 from beam_jobs.types import LABEL_KINDS
-from components.dataset_gate.limits import Comparison, Finding
+from components.dataset_gate.limits import Check, Comparison, Finding, Remark
 from components.dataset_report import ArtifactDetail, RunDetails, shown
 
 _MOST_SPLITS = 50
@@ -54,8 +55,9 @@ class Card:
     """The dataset card.
 
     Attributes:
-      source: source of the images.
+      title: title of the dataset; without one, its source.
       digest: digest of the content.
+      about: names and texts of the description, of any number of lines; empty texts are unknown.
       facts: names and values of the main properties.
       options: names and values of the options of the ingest.
       versions: package and version of the software that wrote the dataset.
@@ -65,8 +67,9 @@ class Card:
       warnings: warnings of the ingest.
     """
 
-    source: str
+    title: str
     digest: str
+    about: Sequence[tuple[str, str]]
     facts: Sequence[tuple[str, str]]
     options: Sequence[tuple[str, str]]
     versions: Sequence[tuple[str, str]]
@@ -76,11 +79,18 @@ class Card:
     warnings: Sequence[str]
 
 
+def title(dataset: Manifest) -> str:
+    """Returns the title of a dataset; without one, its source."""
+    return shown.text(About.recorded(dataset.options).title, 200) or shown.place(dataset.source, 100)
+
+
 def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
     """Returns the card of a dataset; `leaks` are the sets of images in several splits."""
     counts, channels = dataset.counts, dataset.channels
     warnings = [*dataset.warnings[:_MOST_SPLITS], *([lookup.leak_sentence(leaks)] if leaks else [])]
+    about = About.recorded(dataset.options)
     facts = [
+        ("Source", shown.place(dataset.source, 100) if about.title else ""),
         ("Content", dataset.digest),
         ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
         ("Found", plural(counts.found, "image")),
@@ -93,10 +103,20 @@ def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
         ("Format", f"version {dataset.format_version}"),
     ]
     return Card(
-        source=shown.place(dataset.source, 100),
+        title=title(dataset),
+        about=[
+            ("Authors", ", ".join((*about.creators, *about.organizations))),
+            ("Licence", about.license),
+            ("Intended use", about.intended_use),
+            ("Published", about.date_published),
+            ("Page", about.url),
+            ("Citation", about.citation),
+        ],
         digest=dataset.digest,
         facts=[(name, shown.text(value, 400)) for name, value in facts if value],
-        options=[(name, shown.text(value)) for name, value in _flatten(dataset.options)],
+        options=[
+            (name, shown.text(value)) for name, value in _flatten(dataset.options) if not name.startswith("about.")
+        ],
         versions=[(shown.text(name), shown.text(value)) for name, value in dataset.producer.items()],
         splits=_splits(dataset),
         channels=[
@@ -149,20 +169,24 @@ class Verdict:
       only_reports: whether the pipeline continues after findings.
       findings: the first exceeded limits.
       findings_left_out: number of omitted findings.
+      remarks: the first remarks.
+      remarks_left_out: number of omitted remarks.
       comparisons: comparisons that exceed their limit, then the others, by descending value.
       comparisons_left_out: number of omitted comparisons.
       anomalies: split -> number of anomalous features.
-      limits: name -> limit.
+      checks: all checks, with what was measured and allowed.
       notes: checks that were not possible, with the reason.
     """
 
     only_reports: bool
     findings: Sequence[Finding]
     findings_left_out: int
+    remarks: Sequence[Remark]
+    remarks_left_out: int
     comparisons: Sequence[Comparison]
     comparisons_left_out: int
     anomalies: Mapping[str, int]
-    limits: Mapping[str, str]
+    checks: Sequence[Check]
     notes: Sequence[str]
 
 
@@ -173,6 +197,10 @@ def verdict(values: Mapping[str, Any]) -> Verdict:
         Finding(**{name: shown.text(item.get(name, ""), _LONGEST) for name in names})
         for item in values.get("findings", ())
     ]
+    remarks = [
+        Remark(**{name: shown.text(item.get(name, ""), 2 * _LONGEST) for name in ("check", "value", "remedy")})
+        for item in values.get("remarks", ())
+    ]
     comparisons = sorted(
         (_comparison(item) for item in values.get("comparisons", ())),
         key=lambda item: (not item.is_over, -item.value, item.feature, item.split),
@@ -181,10 +209,15 @@ def verdict(values: Mapping[str, Any]) -> Verdict:
         only_reports=values.get("mode") == "report",
         findings=findings[:_MOST_FINDINGS],
         findings_left_out=max(0, len(findings) - _MOST_FINDINGS),
+        remarks=remarks[:_MOST_FINDINGS],
+        remarks_left_out=max(0, len(remarks) - _MOST_FINDINGS),
         comparisons=comparisons[:_MOST_COMPARISONS],
         comparisons_left_out=max(0, len(comparisons) - _MOST_COMPARISONS),
         anomalies=dict(values.get("anomalies", {})),
-        limits={name: shown.text(value) for name, value in sorted(dict(values.get("limits", {})).items())},
+        checks=[
+            Check(**{name: shown.text(item.get(name, ""), _LONGEST) for name in Check.__dataclass_fields__})
+            for item in values.get("checks", ())
+        ],
         notes=[shown.text(note, _LONGEST) for note in values.get("notes", ())][:_MOST_FINDINGS],
     )
 

@@ -57,6 +57,11 @@ class Predictions:
         """Probability of the predicted class, float32[n]."""
         return self.probabilities[np.arange(len(self.predicted)), self.predicted]
 
+    def fact(self, index: int, labels: Sequence[str]) -> tuple[str, str]:
+        """Returns the predicted class of an image and its probability, to display with the large picture."""
+        label = int(self.predicted[index])
+        return "Predicted", f"{shown.text(labels[label], 60)}, {shown.percent(float(self.probabilities[index, label]))}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
@@ -203,7 +208,11 @@ def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mi
                 probability=float(certainty[index]),
                 true_probability=float(predictions.probabilities[index, true]),
                 picture=album.render(row, _SIDE_PX, room),
-                facts=images.facts(row),
+                facts=(
+                    predictions.fact(index, labels),
+                    ("Probability of its class", shown.percent(float(predictions.probabilities[index, true]))),
+                    *images.facts(row),
+                ),
             )
         )
     return Mistakes(
@@ -299,9 +308,12 @@ class EvaluationView:
       classes: class name -> recall of the worst classes.
       classes_left_out: number of omitted classes.
       precision: class name -> precision; empty if not measured.
+      f1: class name -> harmonic mean of recall and precision by image, 0-1; empty if not measured.
+      averages: name, recall, precision and F1 of the average over all classes, and of that weighted by their images.
       slices: user column -> value -> accuracy of the worst values.
       top: share of images whose class is among the five most likely; None if not measured.
       baseline: accuracy of the previous blessed model; None without one.
+      largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
       confusion: confusion matrix; None if not measured.
       calibration: a point for each bin; empty if not measured.
       ece: expected calibration error, 0-1; None if not measured.
@@ -313,9 +325,12 @@ class EvaluationView:
     classes: Mapping[str, Accuracy]
     classes_left_out: int = 0
     precision: Mapping[str, Accuracy]
+    f1: Mapping[str, float]
+    averages: Sequence[tuple[str, float, float, float]]
     slices: Mapping[str, Mapping[str, Accuracy]]
     top: Accuracy | None
     baseline: Accuracy | None
+    largest_class_share: float | None
     confusion: Confusion | None
     calibration: Sequence[Point]
     ece: float | None
@@ -340,20 +355,39 @@ def evaluation_view(
     worst = sorted(figures.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
     counts = figures.confusion or (computed.confusion if computed else None)
     calibration = figures.calibration or (computed.calibration if computed else None)
+    own = figures.confusion
+    f1, averages = _f1(own["labels"], np.asarray(own["counts"], np.float64)) if own else ({}, [])
     return EvaluationView(
         overall=figures.overall,
         classes=dict(sorted(worst)),
         classes_left_out=len(figures.classes) - len(worst),
         precision=figures.precision,
+        f1=f1,
+        averages=averages,
         slices=_slices(figures.slices),
         top=figures.top_k,
         baseline=figures.baseline,
+        largest_class_share=figures.largest_class_share,
         confusion=confusion(counts["labels"], np.asarray(counts["counts"], np.int64)) if counts else None,
         calibration=_points(calibration["bins"]) if calibration else (),
         ece=calibration["ece"] if calibration else None,
         refused=figures.refused,
         note="" if evaluation or predictions is None else _note(predictions),
     )
+
+
+def _f1(labels: Sequence[str], counts: np.ndarray) -> tuple[dict[str, float], list[tuple[str, float, float, float]]]:
+    """Returns F1 by class, and the averages, of the images of a confusion matrix: weights do not count."""
+    true, predicted, right = counts.sum(1), counts.sum(0), counts.diagonal()
+    recall, precision = right / np.maximum(true, 1), right / np.maximum(predicted, 1)
+    f1 = 2 * right / np.maximum(true + predicted, 1)
+    used = true > 0
+    if not used.any():
+        return {}, []
+    values = np.stack([recall, precision, f1], 1)[used]
+    macro, weighted = values.mean(0).tolist(), np.average(values, 0, true[used]).tolist()
+    averages = [("Macro average", *macro), ("Weighted average", *weighted)]
+    return dict(zip(labels, f1.tolist(), strict=True)), averages
 
 
 def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
@@ -373,6 +407,7 @@ def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
         precision={label: _accuracy(diagonal[index], predicted[index]) for index, label in enumerate(labels)},
         confusion=Counts(labels=list(labels), counts=counts.tolist()),
         calibration=_calibration(predictions.certainty, is_correct),
+        largest_class_share=float(true.max() / len(is_correct)) if len(is_correct) else None,
     )
 
 

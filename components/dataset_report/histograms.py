@@ -1,9 +1,10 @@
-"""Distributions by split: images per class, and histograms of other facts with one line per split."""
+"""Distributions by split: images per class, histograms of other facts with one line per split, and their extremes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from beam_jobs.common.strings import plural
 from beam_jobs.dataset import divergence
 from beam_jobs.dataset.manifest import Manifest
 from components.dataset_report import shown
-from components.dataset_report.shown import Images
+from components.dataset_report.shown import Album, Facts, Images, Picture, Room
 
 _MAX_CLASSES = 200
 _MAX_BARS = 12
@@ -368,3 +369,114 @@ def _bins(edges: np.ndarray, counts: Mapping[str, np.ndarray]) -> list[Bin]:
 def _short(value: float, digits: int = 4) -> float:
     """Rounds a number to significant digits."""
     return float(f"{value:.{digits}g}")
+
+
+_MOST_EXTREMES = 8
+_EXTREME_SIDE_PX = 100
+_EXTREMES_ROOM_BYTES = 250_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extreme:
+    """An image at the end of a distribution.
+
+    Attributes:
+      key: key of the image, as display text.
+      value: its value, as text.
+      picture: picture of the image; None if the section is full.
+      facts: names and values about the image.
+    """
+
+    key: str
+    value: str
+    picture: Picture | None
+    facts: Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extremes:
+    """The images at one end of a distribution.
+
+    Attributes:
+      title: what they are most.
+      images: the images, the most extreme one first.
+      limit: setting that would stop all of them; empty where no limit does.
+    """
+
+    title: str
+    images: Sequence[Extreme]
+    limit: str
+
+
+@dataclass(frozen=True)
+class _End:
+    """One end of a distribution: SQL of the value, of which the smallest are shown, and its texts."""
+
+    value: str
+    text: Callable[[float], str]
+    limit: Callable[[float], str] = lambda _: ""
+    of_channels: bool = False
+
+
+def _max_aspect(aspect: float) -> str:
+    below = (math.ceil(aspect * 100 - 1e-9) - 1) / 100
+    return f"ingest.limits.max_aspect: {below:.2f}" if below >= 1 else ""
+
+
+_ENDS = {
+    "Darkest": _End("list_avg(mean_rgb)::DOUBLE", lambda value: f"{value:.1f} of 255", of_channels=True),
+    "Brightest": _End("-list_avg(mean_rgb)::DOUBLE", lambda value: f"{-value:.1f} of 255", of_channels=True),
+    "Flattest": _End(
+        "list_max(var_rgb)::DOUBLE",
+        lambda value: f"σ² {value:.4g}",
+        lambda value: f"gate.blank_variance: {value * 1.001 + 0.001:.4g}, gate.max_blank_ratio: 0",
+        of_channels=True,
+    ),
+    "Smallest": _End(
+        "least(source_height, source_width)::DOUBLE",
+        lambda value: f"{value:,.0f} px",
+        lambda value: f"ingest.limits.min_side_px: {value + 1:.0f}",
+    ),
+    "Longest for their width or height": _End(
+        "-greatest(source_height / source_width, source_width / source_height)::DOUBLE",
+        lambda value: f"{-value:.2f} : 1",
+        lambda value: _max_aspect(-value),
+    ),
+    "Most compressed": _End("bytes / (height::DOUBLE * width)", lambda value: f"{8 * value:.2f} bit/px"),
+}
+_FIRST_ROWS = """
+    SELECT row, {value} AS value FROM images WHERE place <> '' AND isfinite({value}) ORDER BY value, key LIMIT $most"""
+_HAS_RANGE = "SELECT count(*) FROM images WHERE place <> '' HAVING min({value}) < max({value})"
+
+
+def extremes(images: Images, album: Album) -> list[Extremes]:
+    """Returns the images at the ends of the distributions; a value that all images share has none.
+
+    Raises:
+      CorruptDataset: a record is damaged.
+    """
+    room = Room(_EXTREMES_ROOM_BYTES)
+    found = []
+    for title, end in _ENDS.items():
+        if end.of_channels and not images.dataset.channels:
+            continue
+        if not images.database.query(_HAS_RANGE.format(value=end.value)).num_rows:
+            continue
+        first = images.database.query(_FIRST_ROWS.format(value=end.value), most=_MOST_EXTREMES).to_pylist()
+        rows = [(images.row(item["row"]), item["value"]) for item in first]
+        found.append(
+            Extremes(
+                title=title,
+                images=[
+                    Extreme(
+                        key=shown.place(row["key"], 80),
+                        value=end.text(value),
+                        picture=album.render(row, _EXTREME_SIDE_PX, room),
+                        facts=images.facts(row, columns=0),
+                    )
+                    for row, value in rows
+                ],
+                limit=end.limit(rows[-1][1]),
+            )
+        )
+    return found

@@ -1,28 +1,38 @@
-"""Renders the report from its templates, with the sections about a dataset, its model and its run."""
+"""Renders the report of a dataset, its model and its run, and the folder of pages with all images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from beam_jobs import storage
-from beam_jobs.common import strings
+from beam_jobs.common import strings, system
 from beam_jobs.common.html import render_page
+from beam_jobs.common.system import Progress, Watch, no_watch
 from beam_jobs.dataset import lookup, manifest, schemas
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.export import staging
+from beam_jobs.storage import disk
 from components.dataset_report import RunDetails, shown
-from components.dataset_report.augmentation import augmentation
-from components.dataset_report.card import card, run_view
+from components.dataset_report.card import card, run_view, title
 from components.dataset_report.card import verdict as verdict_view
-from components.dataset_report.evaluated import evaluation_view, predict, worst_mistakes
-from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates, gallery, rejects
-from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions
-from components.dataset_report.shown import Album, Room, open_images
+from components.dataset_report.evaluated import Predictions, evaluation_view, predict, worst_mistakes
+from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, Tile, duplicates, gallery, rejects
+from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions, extremes
+from components.dataset_report.shown import Album, Images, Room, open_images
+from components.dataset_report.training import augmentation
+from components.dataset_report.training import training as training_view
 from components.evaluation import Evaluation
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     "line": shown.text,
+    "lines": shown.lines,
     "place": shown.place,
     "number": shown.number,
     "percent": shown.percent,
@@ -52,7 +62,7 @@ def render(
       verdict: content of the `verdict.json` of the gate.
       model: directory of a SavedModel trained on the dataset, for predictions on the evaluation split.
       input_options: `InputOptions` as JSON values, for the preview of augmentation.
-      run: durations and lineage.
+      run: training, durations and lineage.
       source: directory of the source images, for pictures of the rejects; no file outside of it is opened.
 
     Raises:
@@ -76,14 +86,154 @@ def render(
                 "balance": balance(dataset),
                 "gallery": gallery(images, album),
                 "distributions": distributions(images),
+                "extremes": extremes(images, album),
                 "chart": {"width": WIDTH, "height": HEIGHT},
                 "rejects": rejects(rejected, source),
                 "exact": duplicates(images, album, "cluster", room),
                 "near": duplicates(images, album, "near", room),
                 "augmentation": None if input_options is None else augmentation(images, album, input_options),
+                "training": training_view(run.training) if run and run.training else None,
                 "evaluation": evaluation_view(evaluation, predictions, dataset.labels),
                 "mistakes": None if predictions is None else worst_mistakes(images, album, predictions),
-                "run": None if run is None else run_view(run),
+                "run": run_view(run) if run and run.steps else None,
             },
             _FILTERS,
         )
+
+
+_PAGE_IMAGES = 500
+_MOST_IMAGES = 1_000_000
+_SIDE_PX = 96
+_GROUPS = """
+    SELECT classes.label AS label, place, list(row ORDER BY row) AS rows FROM classes JOIN images USING (row)
+    WHERE shard >= 0 AND row % $every = 0 GROUP BY classes.label, place ORDER BY classes.label, place"""
+_ROWS = "SELECT * EXCLUDE (place, labels) FROM images WHERE row IN (SELECT unnest($rows))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Images that follow one another on pages of a folder.
+
+    Attributes:
+      title: what they have in common.
+      stem: beginning of the names of its pages.
+      rows: rows of the image table, int64[images].
+      facts: row -> further facts.
+    """
+
+    title: str
+    stem: str
+    rows: Sequence[int]
+    facts: Mapping[int, tuple[tuple[str, str], ...]]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    @property
+    def pages(self) -> int:
+        return -(-len(self.rows) // _PAGE_IMAGES)
+
+    @property
+    def file(self) -> str:
+        return self.page(1)
+
+    def page(self, number: int) -> str:
+        """Returns the name of a page; empty outside of 1 to `pages`."""
+        return f"{self.stem}-{number}.html" if 1 <= number <= self.pages else ""
+
+
+def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watch) -> int:
+    """Writes all images of a published dataset as a folder of pages with an index, and returns the number of images.
+
+    A page has at most 500 images of one class and split, or of one predicted class. Of more than a million images every
+    n-th is shown. The pages load nothing and have links to one another only. One page at a time is in memory.
+
+    Args:
+      directory: directory of the dataset.
+      out: directory to write, new or empty.
+      model: directory of a SavedModel trained on the dataset, for predictions on the evaluation split.
+      watch: shows the progress.
+
+    Raises:
+      UsageError: the directory is not a dataset, `out` cannot be used, or the model was not trained on the dataset.
+      CorruptDataset: a file of the dataset is damaged.
+    """
+    dataset, path = manifest.load(directory), staging.check(out)
+    every = -(-max(1, dataset.counts.written) // _MOST_IMAGES)
+    system.local_progress.reset()
+    with (
+        disk.explain_errors("writing the pages", path, resumable=False),
+        open_images(directory, dataset) as images,
+        staging.staged(path) as stage,
+    ):
+        predictions = predict(images, directory, model) if model else None
+        found = images.database.query(_GROUPS, every=every).to_pylist()
+        labels = {label: number for number, label in enumerate((*dataset.labels, shown.NO_CLASS))}
+        by_class: dict[str, dict[str, _Group]] = {}
+        for one in found:
+            label, split = one["label"], one["place"]
+            stem = f"class-{labels.setdefault(label, len(labels)):04d}-{split}"
+            by_class.setdefault(label, {})[split] = _Group(
+                title=f"{label}, {split}", stem=stem, rows=one["rows"], facts={}
+            )
+        predicted = list(_predicted_groups(predictions, dataset)) if predictions else []
+        groups = [group for splits in by_class.values() for group in splits.values()]
+        groups += [group for _, group, _ in predicted]
+        total = sum(group.count for group in groups)
+        album = Album(directory, dataset)
+        with watch("rendering", Progress(total), system.local_progress.read):
+            for group in groups:
+                _write_group(images, album, group, stage.path)
+        index = {
+            "title": title(dataset),
+            "dataset": dataset,
+            "every": every,
+            "shown": len({row for one in found for row in one["rows"]}),
+            "classes": {label: by_class[label] for label in sorted(by_class, key=labels.__getitem__)},
+            "predicted": predicted,
+            "predictions": predictions,
+        }
+        page = render_page(_TEMPLATES, "folder_index", index, _FILTERS, look="page")
+        storage.write_bytes(storage.join(stage.path, "index.html"), page.encode())
+    return total
+
+
+def _predicted_groups(predictions: Predictions, dataset: Manifest) -> Iterator[tuple[str, _Group, int]]:
+    """Yields class, images and number of wrong ones for each class that was predicted; wrong ones first."""
+    wrong, certainty = predictions.predicted != predictions.true, predictions.certainty
+    for place, label in enumerate(dataset.labels):
+        members = np.flatnonzero(predictions.predicted == place)
+        if len(members):
+            order = members[np.lexsort((-certainty[members], ~wrong[members]))]
+            facts = {int(predictions.rows[one]): (predictions.fact(one, dataset.labels),) for one in order}
+            group = _Group(title=f"Predicted as {label}", stem=f"predicted-{place:04d}", rows=list(facts), facts=facts)
+            yield label, group, int(wrong[members].sum())
+
+
+def _write_group(images: Images, album: Album, group: _Group, folder: str) -> None:
+    for number in range(1, group.pages + 1):
+        rows = list(group.rows[_PAGE_IMAGES * (number - 1) : _PAGE_IMAGES * number])
+        found = {row["row"]: row for row in images.database.query(_ROWS, rows=rows).to_pylist()}
+        make = partial(_make_tile, images, album, group)
+        values = {
+            "title": group.title,
+            "count": group.count,
+            "number": number,
+            "numbers": group.pages,
+            "before": group.page(number - 1),
+            "after": group.page(number + 1),
+            "has_predictions": bool(group.facts),
+            "tiles": list(system.map_ordered(make, (found[row] for row in rows), system.cores())),
+        }
+        page = render_page(_TEMPLATES, "folder_page", values, _FILTERS, look="page")
+        storage.write_bytes(storage.join(folder, group.page(number)), page.encode(), durable=False)
+
+
+def _make_tile(images: Images, album: Album, group: _Group, row: dict[str, Any]) -> Tile:
+    # Plain text, because the section of duplicates is on another page.
+    facts = (*group.facts.get(row["row"], ()), *((name, str(value)) for name, value in images.facts(row)))
+    picture = album.picture(row, album.values(row), _SIDE_PX)
+    system.local_progress.add(Progress(1))
+    label = ", ".join(images.labels(row))
+    return Tile(label=label, split=row["split"], key=shown.place(row["key"]), picture=picture, facts=facts)

@@ -49,6 +49,11 @@ def text(value: object, most: int = _MAX_LENGTH) -> str:
     return strings.line(line)
 
 
+def lines(value: str) -> str:
+    """Returns a text of up to 60 lines of 400 characters, with control characters escaped."""
+    return "\n".join(strings.printable(line[:400]) for line in value.splitlines()[:60])
+
+
 def place(value: str, most: int = _MAX_LENGTH) -> str:
     """Returns a path or URI as a line; for an absolute path, which may contain a user name, the last two parts."""
     return text(_without_owner(value) if _ABSOLUTE.match(value) else value, most)
@@ -80,6 +85,22 @@ DROPPED = "dropped"
 _MOST_COLUMNS = 8  # user columns in the facts of a picture
 
 Facts = tuple[tuple[str, str], ...]
+
+
+class SetName(str):
+    """Text of a fact that names a set of duplicates.
+
+    Attributes:
+      anchor: id of the set in the section of duplicates, unique in the page.
+    """
+
+    anchor: str
+
+    def __new__(cls, column: str, name: str) -> SetName:
+        """Builds the text from the column and the name in the image table."""
+        made = super().__new__(cls, f"set {name}")
+        made.anchor = column[0] + name
+        return made
 
 
 @dataclass(frozen=True)
@@ -117,8 +138,8 @@ class Images:
             ("Stored", f"{row['format']}, {strings.size(row['bytes'])}"),
             ("Re-encoded", row["normalised"].replace("+", ", ")),
             ("Brightness", f"{np.mean(row['mean_rgb']):.0f} of 255" if self.dataset.channels else ""),
-            ("Copies", f"set {row['cluster']}" if row["cluster"] else ""),
-            ("Looks like", f"set {row['near']}" if row["near"] else ""),
+            ("Copies", SetName("cluster", row["cluster"]) if row["cluster"] else ""),
+            ("Looks like", SetName("near", row["near"]) if row["near"] else ""),
         ]
         extra = schemas.cell(row["extra"] or "{}")
         pairs += [(text(name, 60), text(extra[name], 80)) for name in sorted(extra)[:columns]]

@@ -152,6 +152,7 @@ class Evaluation:
       calibration: calibration; None if not measured.
       baseline: accuracy of the previous blessed model on the same images; None without a baseline.
       refused: a sentence for each threshold that the model missed; empty if it is blessed.
+      largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
     """
 
     overall: Accuracy
@@ -163,6 +164,7 @@ class Evaluation:
     calibration: Calibration | None = None
     baseline: Accuracy | None = None
     refused: tuple[str, ...] = ()
+    largest_class_share: float | None = None
 
 
 # True class index, predicted class index -> images.
@@ -199,6 +201,7 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
         calibration=_calibration(plots.get((), {}).get(_TOP_ONE, {})),
         baseline=_baseline(path),
         refused=_missed_thresholds(path, accuracies[()], metrics[()]),
+        largest_class_share=_number(metrics[()][LARGEST]) if LARGEST in metrics[()] else None,
     )
 
 

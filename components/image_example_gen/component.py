@@ -28,6 +28,7 @@ from tfx.types import artifact_utils, standard_artifacts
 from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 
 from beam_jobs import ingest, storage
+from beam_jobs.common import system
 from beam_jobs.common.strings import WARNING
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError, SourceChanged
@@ -132,7 +133,9 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         content = fingerprint or hashlib.sha256(options.source.encode()).hexdigest()
         name = f"{_WORK_PREFIX}{options.digest()[:16]}-{content[:16]}"
         work = storage.join(shared or attempts, name)
-        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work)
+        result = ingest.run(
+            options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work, watch=system.watch.get()
+        )
         if not shared:  # else another run may be at work there
             for other in storage.list_dirs(attempts):
                 if other.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options

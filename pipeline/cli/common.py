@@ -1,6 +1,7 @@
 """Code shared by the commands: options such as `--config`, `--set` and `--json`, and output of results and progress.
 
-Progress is a bar on a terminal, otherwise a line every `_LINE_SECONDS`; both on standard error.
+Progress is a bar on a terminal, otherwise a line every `_LINE_SECONDS`; both on standard error. Of stages within
+stages, as of an ingest within a component, the innermost is shown.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import click
 
 from beam_jobs.common import strings
+from beam_jobs.common.strings import clock_time
 from beam_jobs.common.system import Progress, rate_and_left, repeat
 from pipeline.cli.click_groups import FILE
 from pipeline.cli.completion import ASSIGNMENT
@@ -99,68 +102,109 @@ _JSON_OPTIONS = (
 )
 
 
+_NOTHING = Progress()
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 15.0
 _LONG_SECONDS = 3600.0  # time left from which on the line has the time of the end
 
 
+@dataclass(eq=False)
+class _Stage:
+    name: str
+    total: Progress
+    read: Callable[[], Progress]
+    started: float = field(default_factory=time.monotonic)
+    first: Progress = _NOTHING
+    is_starting: bool = False  # whether it was seen without an image
+
+    def line(self, done: Progress) -> str:
+        if done.images and self.is_starting:  # the time until the first images says nothing about the others
+            self.first, self.started = done, time.monotonic()
+        self.is_starting = not done.images
+        return describe_progress(done, self.total, time.monotonic() - self.started, self.first)
+
+
+_stages: list[_Stage] = []  # that run, from the outermost to the innermost
+
+
 @contextlib.contextmanager
 def watch_progress(stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
-    """Shows images done, images/s, MB/s, rejects and the time left while the block runs; a `jobs.Watch`.
+    """Shows images done, images/s, MB/s, rejects and the time left while the block runs; a `system.Watch`.
 
     Args:
       stage: name of the stage.
       total: progress at the end of the stage; `images` is 0 when it is unknown.
       read: returns the current progress.
     """
-    started = time.monotonic()
+    new = _Stage(stage, total, read)
+    display: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if not _stages:
+        display = _bar() if sys.stderr.isatty() else repeat(_LINE_SECONDS, _say_line)
+    _stages.append(new)
+    try:
+        with display:
+            yield
+    finally:
+        _stages.remove(new)
 
-    def line() -> str:
-        return describe_progress(read(), total, time.monotonic() - started)
 
-    if sys.stderr.isatty():
-        display = _bar(stage, total, read, line)
-    else:
-        display = repeat(_LINE_SECONDS, lambda: say(f"{stage}: {line()}"))
-    with display:
-        yield
-
-
-def describe_progress(done: Progress, total: Progress, seconds: float) -> str:
+def describe_progress(done: Progress, total: Progress, seconds: float, first: Progress = _NOTHING) -> str:
     """Returns the progress of a stage as one line.
 
     Args:
       done: current progress.
       total: progress at the end of the stage; `images` is 0 when it is unknown.
-      seconds: time since the start of the stage.
+      seconds: time since `first`, or since the start of the stage.
+      first: progress from which the rate is measured.
     """
-    rate, left = rate_and_left(done, total, seconds)
-    goal = f" of {total.images:,}" if total.images else ""
-    parts = [f"{done.images:,}{goal} images", f"{rate:,.0f} images/s"]
-    parts.append(f"{done.bytes / 1e6 / seconds if seconds > 0 else 0:,.1f} MB/s")
+    parts = [done.note] if done.note else []
+    if not done.images:
+        parts += [f"0 of {total.images:,} images"] if total.images and not done.note else []
+        return ", ".join([*parts, clock_time(seconds)])
+    counted = Progress(done.images - first.images, done.bytes - first.bytes)
+    rate, left = rate_and_left(counted, Progress(total.images - first.images if total.images else 0), seconds)
+    if not done.note:  # which has a count of its own
+        goal = f" of {total.images:,}" if total.images else ""
+        parts.append(f"{done.images:,}{goal} images")
+    if rate:
+        parts.append(f"{rate:,.{int(rate < 10)}f} images/s")
+    if counted.bytes and seconds > 0:
+        parts.append(f"{counted.bytes / 1e6 / seconds:,.1f} MB/s")
     if done.rejects:
         parts.append(f"{done.rejects:,} rejected")
     if left:
         is_long = left >= _LONG_SECONDS
         end = time.strftime(", until %Y-%m-%d %H:%M", time.localtime(time.time() + left)) if is_long else ""
-        parts.append(f"{_format_duration(left)} left{end}")
+        parts.append(f"{clock_time(left)} left{end}")
     return ", ".join(parts)
 
 
+def _say_line() -> None:
+    stage = _stages[-1]
+    say(f"{stage.name}: {stage.line(stage.read())}")
+
+
 @contextlib.contextmanager
-def _bar(stage: str, total: Progress, read: Callable[[], Progress], line: Callable[[], str]) -> Iterator[None]:
+def _bar() -> Iterator[None]:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, TaskID, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"))
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(stage, total=total.images or None, line="")
-        with repeat(_BAR_SECONDS, lambda: bars.update(task, completed=read().images, line=line())):
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(console.width // 6), TextColumn("{task.fields[line]}"))
+    shown: dict[_Stage, TaskID] = {}
+
+    def draw() -> None:
+        stage = _stages[-1]
+        done = stage.read()
+        if stage not in shown:
+            for task in shown.values():
+                bars.remove_task(task)
+            shown.clear()
+            shown[stage] = bars.add_task(stage.name, total=stage.total.images or None, line="")
+        bars.update(shown[stage], completed=done.images, line=stage.line(done))
+
+    with Bars(*columns, console=console, transient=True) as bars:
+        draw()
+        with repeat(_BAR_SECONDS, draw):
             yield
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

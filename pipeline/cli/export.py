@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from beam_jobs.common.strings import plural
-from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
+from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
+from beam_jobs.options import About
 from pipeline.cli import errors
-from pipeline.cli.click_groups import DIR, SPLIT, Command, Option
+from pipeline.cli.click_groups import DIR, SPLIT, Command
 from pipeline.cli.common import echo, json_option, print_json, watch_progress
+from pipeline.cli.ingest_options import about_options, ingest_settings
 from pipeline.runs import signals
-
-_ABOUT = "Croissant metadata"
 
 
 @click.command("export", cls=Command)
@@ -24,37 +24,7 @@ _ABOUT = "Croissant metadata"
 )
 @click.option("--split", "splits", type=SPLIT, multiple=True, help="Split to export; repeatable.  [default: all]")
 @click.option("--shard-mb", type=float, help="Target size of a file in MB.  [default: as many files as DATASET has]")
-@click.option(
-    "--license", cls=Option, heading=_ABOUT, default="", help="URL of the licence or SPDX identifier, as CC-BY-4.0."
-)
-@click.option(
-    "--creator",
-    "creators",
-    cls=Option,
-    heading=_ABOUT,
-    multiple=True,
-    metavar="NAME",
-    help="Person who made the dataset; repeatable.",
-)
-@click.option(
-    "--organization",
-    "organizations",
-    cls=Option,
-    heading=_ABOUT,
-    multiple=True,
-    metavar="NAME",
-    help="Organisation that made the dataset; repeatable.",
-)
-@click.option("--citation", cls=Option, heading=_ABOUT, default="", help="How to cite it, preferably BibTeX.")
-@click.option("--url", cls=Option, heading=_ABOUT, default="", metavar="URL", help="Page of the dataset.")
-@click.option(
-    "--date-published",
-    cls=Option,
-    heading=_ABOUT,
-    default="",
-    metavar="DAY",
-    help="Day on which it was published, such as 2026-01-31.",
-)
+@about_options
 @json_option
 def command(
     dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool, **about: Any
@@ -62,7 +32,8 @@ def command(
     """Copy DATASET to another format, or describe it for other readers.
 
     webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata and dali an
-    index of each shard; both leave the records where they are.
+    index of each shard; both leave the records where they are. The options about the dataset override what the dataset
+    has of itself, in croissant and in the dataset card of parquet.
 
     \b
     Examples:
@@ -72,7 +43,8 @@ def command(
       feedline export dataset --to dali --out dataset_dali
       feedline export dataset --to croissant --out dataset --license CC-BY-4.0
     """
-    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
+    given = About(**ingest_settings(about).get("about", {}))
+    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=given)
     try:
         from beam_jobs.export.run import export
 

@@ -29,6 +29,14 @@ def ingest_options(function: F) -> F:
     return function
 
 
+def about_options(function: F) -> F:
+    """Adds the options of `About` to a command; `ingest_settings` converts their values to settings."""
+    for setting in reversed(ingest_option_settings()):
+        if setting.path[0] == "about":
+            function = setting.click_option()(function)
+    return function
+
+
 def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested settings from the values of `ingest_options`, without options that were not given.
 
@@ -149,7 +157,7 @@ def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
         if not setting.option_field.field.needs or values.get(setting.parameter) is None:
             continue
         other, allowed = setting.option_field.field.needs
-        value = functools.reduce(getattr, (*setting.path[:-1], other), options)
+        value = functools.reduce(getattr, (*setting.path[:-1], other), options.resolve(0))
         if value not in allowed:
             # Additions to a dataset have the same value of the other option as the dataset.
             adds = options.append or options.retry_rejects

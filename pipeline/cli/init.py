@@ -36,7 +36,8 @@ ingest:
   #stratify: false  # apply the shares to every class
   #seed: 0  # another seed is another split
   #duplicates: keep  # or drop exact copies; copies are always in the same split
-  #near_duplicates: off  # report, group (look-alikes stay in one split) or drop
+  #near_duplicates: auto  # off, report, group (look-alikes stay in one split) or drop
+  #about: {{title: '', license: '', creators: [], intended_use: ''}}  # for the report and for exports
   #max_reject_ratio: 0.05  # share of bad images, 0-1, that stops the run
   #columns:  # of a table
     #image: image

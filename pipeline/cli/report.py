@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from beam_jobs.errors import SourceError
+from beam_jobs import storage
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, FILE, Command
-from pipeline.cli.common import config_option, echo, json_option, print_json
+from pipeline.cli.common import config_option, echo, json_option, print_json, watch_progress
 
 
 @click.command("report", cls=Command)
@@ -19,9 +20,16 @@ from pipeline.cli.common import config_option, echo, json_option, print_json
 @click.option("--images", "--source", "source", type=DIR, help="Folder of the images; adds those that were rejected.")
 @config_option("YAML file of settings; adds what a model trained with them sees.")
 @click.option("--out", type=FILE, default="report.html", show_default=True, help="File to write.")
+@click.option("--all", "folder", type=DIR, help="New folder for pages with all images; up to a million of them.")
 @json_option
 def command(
-    dataset: str, model: str | None, source: str | None, config_path: str | None, out: str, as_json: bool
+    dataset: str,
+    model: str | None,
+    source: str | None,
+    config_path: str | None,
+    out: str,
+    folder: str | None,
+    as_json: bool,
 ) -> None:
     """Write one self-contained HTML page about DATASET.
 
@@ -29,11 +37,14 @@ def command(
     Examples:
       feedline report dataset --out report.html
       feedline report dataset --images photos --model work/serving
+      feedline report dataset --all pages
     """
     options = _input_options(config_path) if config_path else None
     if source and not os.path.isdir(source):
         raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
     disk.check_file("--out", out)
+    if folder:
+        _check_folder(folder)
     from components.dataset_report.render import render
 
     if model:
@@ -42,10 +53,25 @@ def command(
         model = newest_version(model)
     page = render(dataset, model=model or "", input_options=options, source=source or "").encode()
     disk.write_file("--out", out, page)
+    result = {"report": os.path.abspath(out), "bytes": len(page)}
+    if folder:
+        from components.dataset_report.render import render_all
+
+        render_all(dataset, folder, model or "", watch_progress)
+        result["all"] = storage.join(folder if storage.is_remote(folder) else os.path.abspath(folder), "index.html")
     if as_json:
-        print_json({"report": os.path.abspath(out), "bytes": len(page)})
+        print_json(result)
     else:
-        echo(out)
+        echo(out, *([os.path.join(folder, "index.html")] if folder else []))
+
+
+def _check_folder(folder: str) -> None:
+    from beam_jobs.export import staging
+
+    try:
+        staging.check(folder)
+    except OptionError as error:
+        raise OptionError(str(error).replace("out is", "--all is", 1)) from error
 
 
 def _input_options(path: str) -> dict[str, Any]:

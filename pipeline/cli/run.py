@@ -11,7 +11,7 @@ import click
 from beam_jobs.errors import GateFailed, OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import DIR, FILE, PATH, Command
-from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option
+from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option, watch_progress
 from pipeline.cli.ingest_options import check_needs, ingest_options, option_names, option_settings
 from pipeline.cli.init import CONFIG_NAME
 
@@ -49,6 +49,7 @@ fast_option = click.option(
 @click.option("--gate", type=click.Choice(MODES), help="What to do when the data crosses a limit.  [default: stop]")
 @set_option
 @fast_option
+@click.option("--verbose", is_flag=True, help="Print the plan of the input and the memory of the model too.")
 @click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
 @json_option
@@ -57,6 +58,7 @@ def command(
     context: click.Context,
     config_path: str | None,
     assignments: tuple[str, ...],
+    verbose: bool,
     show_config: bool,
     as_json: bool,
     fast: bool,
@@ -97,17 +99,20 @@ def command(
     if config.ingest:
         check_needs(values, config.ingest)
     with settings.annotate_errors():
-        answer = run_or_repeat(config, fast)
+        answer = run_or_repeat(config, fast, verbose=verbose)
     print_answer(answer, as_json, "IMAGE...")
 
 
-def run_or_repeat(config: PipelineConfig, fast: bool = True, prepare: Callable[[], object] | None = None) -> Answer:
+def run_or_repeat(
+    config: PipelineConfig, fast: bool = True, prepare: Callable[[], object] | None = None, verbose: bool = False
+) -> Answer:
     """Runs a pipeline, or returns the answer of the last run if nothing changed.
 
     Args:
       config: configuration of the pipeline.
       fast: whether the record of the last run is used.
       prepare: called before a run.
+      verbose: whether to print the plan of the input too.
 
     Raises:
       FeedlineError: see `local.run`.
@@ -125,7 +130,7 @@ def run_or_repeat(config: PipelineConfig, fast: bool = True, prepare: Callable[[
         prepare()
     from pipeline.runners import local
 
-    result = local.run(config, say)
+    result = local.run(config, say, watch_progress, verbose)
     from pipeline.runs import summary  # not before: it imports TFX, which changes the environment that `run` records
 
     return summary.answer(result)

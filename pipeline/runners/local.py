@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from beam_jobs import storage
-from beam_jobs.common import strings
+from beam_jobs.common import strings, system
 from beam_jobs.common.strings import WARNING
+from beam_jobs.common.system import Progress, Watch, no_watch
 from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk
@@ -63,12 +64,14 @@ def check_training(config: PipelineConfig, data: DataShape) -> None:
     check_model(config.train.model)
 
 
-def run(config: PipelineConfig, say: Say) -> RunSummary:
+def run(config: PipelineConfig, say: Say, watch: Watch = no_watch, verbose: bool = False) -> RunSummary:
     """Runs every component whose inputs changed, writes the report and returns the summary.
 
     Args:
       config: configuration of the pipeline.
       say: function that prints a line of progress.
+      watch: shows the progress of the components.
+      verbose: whether to print the plan of the input too, which is always in the log.
 
     Returns:
       the summary. The report is in the root; an inferred schema is there, too, or in the file of the configuration.
@@ -91,7 +94,8 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run, in which a newer span may appear
     log = os.path.join(config.root, LOG_NAME)
-    with disk.explain_errors("running the pipeline", config.root), exclusive_run(config), _logging_to(log, say):
+    progress = _Progress(say, watch, verbose)
+    with disk.explain_errors("running the pipeline", config.root), exclusive_run(config), _logging_to(log, progress):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
@@ -104,7 +108,8 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
 
             raise unreadable(config.dataset or "the dataset", error) from error
         signals.check()
-        summary = conclude(config, images, say)
+        with watch("report", Progress(), _count_read()):
+            summary = conclude(config, images, say)
         from pipeline.runs.summary import repeated
 
         clear_failed(config)  # the record is about what stays
@@ -120,9 +125,12 @@ class _LogFile(logging.FileHandler):
 class _Progress(logging.Handler):
     """Prints lines of progress from the log of the runner, and the warnings of the ingest."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, watch: Watch, verbose: bool) -> None:
         super().__init__(logging.INFO)
         self._say = say
+        self._verbose = verbose
+        self.watch = watch
+        self._shown = contextlib.ExitStack()  # the progress of the component that runs
         self._started = time.monotonic()
         self._cached = False
 
@@ -131,18 +139,38 @@ class _Progress(logging.Handler):
         message = record.getMessage()
         if message.startswith("Component ") and message.endswith(" is running."):
             self._started, self._cached = time.monotonic(), False
+            self._shown.enter_context(self.watch(message.split()[1], Progress(), _count_read()))
         elif message.startswith("A cached execution "):
             self._cached = True
         elif message.startswith("Component ") and message.endswith(" is finished."):
+            self._shown.close()
             seconds = time.monotonic() - self._started
             self._say(f"{message.split()[1]:<18} {'cached' if self._cached else f'{seconds:.1f} s'}")
-        elif message.startswith(WARNING):
+        elif message.startswith((WARNING, "continuing ")) or (self._verbose and record.name == "trainer.run_fn"):
             self._say(message)
 
+    def close(self) -> None:
+        """Ends the display of a component that failed."""
+        self._shown.close()
+        super().close()
 
-@contextmanager
-def _logging_to(path: str, say: Say) -> Iterator[None]:
-    """Sends every log line to a file and progress to `say` while the block runs."""
+
+def _count_read() -> Callable[[], Progress]:
+    """Returns a function that tells how much this process has read since: components of TFX count nothing else."""
+    import psutil
+
+    process = psutil.Process()
+    try:
+        before = process.io_counters().read_chars
+    except (AttributeError, psutil.Error, RuntimeError):  # a kernel or a container without these counters
+        return Progress
+
+    return lambda: Progress(note=f"{strings.size(process.io_counters().read_chars - before)} read")
+
+
+@contextlib.contextmanager
+def _logging_to(path: str, progress: _Progress) -> Iterator[None]:
+    """Sends every log line to a file and to `progress` while the block runs."""
     from absl import logging as absl_logging
 
     root = logging.getLogger()
@@ -155,7 +183,8 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     states = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *library_loggers]]
     file_handler = _LogFile(path, encoding="utf-8")
     file_handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    root.handlers = [file_handler, _Progress(say)]
+    root.handlers = [file_handler, progress]
+    shown = system.watch.set(progress.watch)
     for logger in library_loggers:
         logger.handlers, logger.propagate = [], True
     for logger in [root, *library_loggers]:
@@ -165,6 +194,8 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     try:
         yield
     finally:
+        progress.close()
+        system.watch.reset(shown)
         absl_logging.set_verbosity(verbosity)
         file_handler.close()
         for logger, level, handlers, propagate in states:

@@ -16,10 +16,14 @@ _WIDTH = 12  # least width of the headings
 def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
     """Returns the heading and text of each line."""
     counts = dataset.counts
-    rejected = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejects.items()) or "none"
+    rejected, normalised = (
+        ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        for reasons in (counts.rejects, counts.normalised)
+    )
     return [
         ("images", f"{counts.found:,} found, {counts.written:,} written"),
-        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
+        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else "none"),
+        *([("re-encoded", f"{normalised}; as the trainer cannot read them")] if normalised else []),
         *([("hidden", dataset.remarks.hidden_text)] if dataset.remarks.hidden else []),
         ("duplicates", _duplicates(dataset)),
         *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),

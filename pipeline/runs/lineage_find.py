@@ -16,7 +16,7 @@ from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs import storage
-from beam_jobs.common.strings import some
+from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, SourceError
 
@@ -143,7 +143,8 @@ def _schema(record: _Record) -> Facts:
 def _verdict(record: _Record) -> Facts:
     verdict = json.loads(storage.read_bytes(os.path.join(record.path, _VERDICT_NAME)))
     checks = [finding["check"] for finding in verdict.get("findings", [])]
-    yield "verdict", f"{len(checks)} findings ({', '.join(sorted(set(checks)))})" if checks else "passed"
+    remarks = f" with {plural(count, 'remark')}" if (count := len(verdict.get("remarks", []))) else ""
+    yield "verdict", f"{len(checks)} findings ({', '.join(sorted(set(checks)))})" if checks else f"passed{remarks}"
     yield "anomalies", " ".join(f"{split}={count}" for split, count in verdict.get("anomalies", {}).items())
 
 

@@ -14,11 +14,13 @@ from typing import Any
 from ml_metadata.metadata_store import MetadataStore
 
 from beam_jobs import storage
+from beam_jobs.common.strings import plural
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from components.blessed_model import NODE_ID as BLESSED_MODEL
 from components.dataset_gate.component import VERDICT_NAME
-from components.dataset_gate.limits import Finding
+from components.dataset_gate.limits import Finding, Remark
+from components.dataset_gate.remarks import INGEST
 from components.dataset_report.component import REPORT_NAME
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, load_evaluation
@@ -46,7 +48,9 @@ class RunSummary:
       dataset: manifest of the dataset.
       anomalies: split -> number of anomalous features.
       findings: findings of a gate that only reports, a sentence each.
+      remarks: remarks of the gate, a sentence each.
       accuracy: accuracy on the held-back split.
+      largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
       baseline: accuracy of the last blessed model on the same images; None without a comparison.
       blessed: whether the training succeeded and the accuracy reached its limits.
       refused: a sentence for each limit that the model missed.
@@ -64,7 +68,9 @@ class RunSummary:
     dataset: Manifest
     anomalies: Mapping[str, int]
     findings: tuple[str, ...]
+    remarks: tuple[str, ...]
     accuracy: Accuracy
+    largest_class_share: float | None
     baseline: Accuracy | None
     blessed: bool
     refused: tuple[str, ...]
@@ -111,7 +117,9 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
         dataset=dataset,
         anomalies=verdict["anomalies"],
         findings=tuple(str(Finding(**finding)) for finding in verdict["findings"]),
+        remarks=tuple(str(Remark(**remark)) for remark in verdict.get("remarks", ())),  # older verdicts have none
         accuracy=evaluation.overall,
+        largest_class_share=evaluation.largest_class_share,
         baseline=evaluation.baseline,
         blessed=blessed,
         refused=(*refused, *evaluation.refused),
@@ -127,8 +135,11 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
 
 
 def _input_wait(steps: Mapping[str, Step]) -> float:
-    history = storage.read_bytes(os.path.join(steps["Trainer"].outputs["model_run"], HISTORY_NAME))
-    return float(json.loads(history)["input_wait"])
+    return float(_load_training(steps["Trainer"].outputs["model_run"])["input_wait"])
+
+
+def _load_training(directory: str) -> dict[str, Any]:
+    return json.loads(storage.read_bytes(os.path.join(directory, HISTORY_NAME)))
 
 
 def text(summary: RunSummary) -> str:
@@ -139,9 +150,10 @@ def text(summary: RunSummary) -> str:
         *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
+        *_remarks(summary),
         ("schema", _schema(summary)),
         ("", summary.schema),
-        ("accuracy", _accuracy(summary.accuracy)),
+        ("accuracy", f"{_accuracy(summary.accuracy)}{_largest_class(summary)}"),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
         ("input", _rates(summary.rates)),
         ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
@@ -151,6 +163,15 @@ def text(summary: RunSummary) -> str:
         ("model", summary.model_dir or f"not pushed: {'; '.join(summary.refused)}"),
     ]
     return aligned(lines)
+
+
+def _remarks(summary: RunSummary) -> list[tuple[str, str]]:
+    if not summary.remarks:
+        return [] if summary.findings else [("gate", "passed")]
+    count = plural(len(summary.remarks), "remark")
+    heading = [("gate", f"{'' if summary.findings else 'passed '}with {count}: see the report")]
+    warnings = f"{INGEST}: "  # the lines of the dataset have them
+    return heading + [("remark", remark) for remark in summary.remarks if not remark.startswith(warnings)]
 
 
 def _schema(summary: RunSummary) -> str:
@@ -182,6 +203,11 @@ def repeated(summary: RunSummary) -> Answer:
 def _accuracy(accuracy: Accuracy) -> str:
     interval = f"95 % confidence interval {accuracy.low:.4f} to {accuracy.high:.4f}"
     return f"{accuracy.value:.4f}, {interval}, on {accuracy.images:,} images"
+
+
+def _largest_class(summary: RunSummary) -> str:
+    share = summary.largest_class_share
+    return "" if share is None else f"; always the largest class gives {share:.4f}"
 
 
 def _rates(rates: Rates) -> str:
@@ -218,13 +244,15 @@ def write_report(
         verdict = json.loads(storage.read_bytes(os.path.join(verdict_dir, VERDICT_NAME)))
     evaluation = _report_output(steps, "Evaluator", "evaluation")
     model = _report_output(steps, "Trainer", "model") if evaluation else ""
+    model_run = _report_output(steps, "Trainer", "model_run")
+    training = _load_training(model_run) if model_run else None
     page = render(
         dataset,
         load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
         verdict=verdict,
         model=os.path.join(model, _SERVING) if model else "",
         input_options=asdict(config.input),
-        run=run_details(store, config.name),
+        run=replace(run_details(store, config.name), training=training),
         source=source,
     )
     path = os.path.join(config.root, REPORT_NAME)

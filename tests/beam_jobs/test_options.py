@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.common.settings import shown
 from beam_jobs.errors import OptionError
-from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns, parse_splits
+from beam_jobs.options import About, HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns, parse_splits
 
 BASE = IngestOptions(source="photos", out="dataset")
 SHAPES_THE_BYTES = {
@@ -41,6 +41,7 @@ SHAPES_ONLY_THE_WORK = {
     "float32_loss": "refuse",
     "split_conflicts": "refuse",
     "allow_buckets": ("s3://elsewhere",),
+    "about": About(title="elsewhere"),
     "http": HttpOptions(timeout_s=99.0),  # a patient run takes up what a hasty one has examined
 }
 
@@ -78,7 +79,7 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
     [
         ("source_kind", "rar", "'rar'; .* one of auto, folder, glob, csv, jsonl, parquet, coco, "),
         ("duplicates", "maybe", "'maybe'; .* one of keep, drop, report$"),
-        ("near_duplicates", "keep", "'keep'; .* one of off, report, group, drop$"),
+        ("near_duplicates", "keep", "'keep'; .* one of auto, off, report, group, drop$"),
         ("split_conflicts", "drop", "'drop'; .* one of report, refuse$"),
         ("facts", "none", "'none'; .* one of all, basic$"),
         ("unreadable", "skip", "'skip'; .* one of stop, reject$"),
@@ -196,6 +197,20 @@ def test_threads_default_to_the_cores():
 )
 def test_splits_are_read_from_text(text, shares):
     assert list(parse_splits(text).items()) == list(shares.items())
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "images", "expected"),
+    [
+        ("auto", "all", 10_000_000, "report"),
+        ("auto", "all", 10_000_001, "off"),
+        ("auto", "basic", 5, "off"),
+        ("report", "basic", 10_000_001, "report"),
+    ],
+)
+def test_near_duplicates_are_looked_for_while_the_search_is_cheap(policy, facts, images, expected):
+    options = IngestOptions(source="photos", out="out", near_duplicates=policy, facts=facts)
+    assert options.resolve(images).near_duplicates == expected
 
 
 @pytest.mark.parametrize("text", ["", "train", "train=x", "train=0.9,"])

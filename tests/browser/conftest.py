@@ -55,7 +55,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     source = _source(folder / "source")
     _ingest(source, folder / "dataset")
+    history = {"loss": [2.0, 1.0, 0.5], "val_loss": [2.0, 1.5, 1.75], "learning_rate": [1e-3, 1e-4, 0.0]}
     details = RunDetails(
+        training={"history": history, "config": {"train": {"model": SCRIPT}}},
         steps=(
             StepDetail(component="Trainer", state="complete", seconds=20.0),
             StepDetail(component=SCRIPT, state="cached", seconds=3.0),
@@ -68,7 +70,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparison = {"kind": "skew", "baseline": "train", "split": "eval", "measure": "l_infinity"}
     verdict = {
         "mode": "report",
-        "limits": {"max_leaks": 0},
+        "checks": [dict.fromkeys(("check", "measured", "limit", "setting", "result"), SCRIPT + IMAGE)],
         "anomalies": {"train": 0},
         "findings": [dict.fromkeys(("check", "split", "feature", "value", "limit", "remedy"), SCRIPT + IMAGE)],
         "comparisons": [{**comparison, "feature": IMAGE, "value": 0.2, "limit": 0.1}],

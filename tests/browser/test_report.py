@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.browser.conftest import EVIL_CLASS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SECTIONS = ["gate", "dataset", "classes", "gallery", "distributions", "comparison", "rejects", "duplicates"]
-SECTIONS += ["augmentation", "evaluation", "mistakes", "run"]
+SECTIONS = ["gate", "dataset", "classes", "gallery", "distributions", "extremes", "comparison"]
+SECTIONS += ["rejects", "duplicates", "augmentation", "training", "evaluation", "mistakes", "run"]
 
 
 @pytest.fixture
@@ -146,6 +148,59 @@ def test_a_picture_opens_with_its_facts_and_the_keys_lead_on(open_page):
     assert last.evaluate("button => button === document.activeElement")
 
 
+def test_the_set_of_a_duplicate_leads_to_its_section(open_page):
+    page = open_page()
+    member = page.locator("#duplicates .cluster [data-open]").first
+    member.click()
+    page.locator("#viewer dl a").first.click()
+    assert not page.locator("#viewer").is_visible()
+    assert page.evaluate("document.activeElement.className").startswith("panel cluster")
+    shown = page.evaluate("document.activeElement.getBoundingClientRect().top")
+    assert 0 <= shown < page.viewport_size["height"]
+
+
+@pytest.mark.parametrize("clipboard", ["navigator.clipboard", "undefined"])  # as without TLS
+def test_a_short_hash_copies_the_whole(open_page, clipboard):
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    button = page.locator("header [data-copy]")
+    assert button.inner_text() == button.get_attribute("data-copy")[:16]
+    page.evaluate("window.clipboard = navigator.clipboard")
+    page.evaluate("window.clipboard.writeText('something else')")
+    page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{value: {clipboard}}})")
+    button.click()
+    page.locator("header [data-copied]").wait_for()
+    assert page.evaluate("window.clipboard.readText()") == button.get_attribute("data-copy")
+
+
+@pytest.fixture(scope="session")
+def folder(report) -> Path:
+    """Pages with all images of the dataset of the report."""
+    from components.dataset_report.render import render_all
+
+    render_all(str(report.parent / "dataset"), str(report.parent / "pages"), str(report.parent / "model"))
+    return report.parent / "pages"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_with_all_images_open_without_an_error(browser, folder, width):
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+    page.goto(f"file://{folder}/index.html")
+    names = page.locator("td a").evaluate_all("links => links.map(link => link.href)")
+    for name in names:
+        page.goto(name)
+        page.locator("[data-open]").first.click()
+        assert page.locator("#viewer").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.goto(names[0])
+    page.fill("[data-by=search]", "no such name")
+    assert page.locator("[data-none]").is_visible()
+    assert wrong == []
+    page.close()
+
+
 @pytest.mark.parametrize("section", ["rejects", "augmentation"])
 def test_pictures_of_every_section_open(open_page, section):
     page = open_page()
@@ -185,6 +240,18 @@ def test_text_stands_out_from_what_is_behind_it(open_page, scheme):
     pairs = [(front, behind) for front in ("ink", "soft", "bad", "good", "accent") for behind in ("back", "card")]
     for front, behind in [*pairs, ("bad", "bad-back")]:
         assert contrast(colours[front], colours[behind]) >= 4.5, (front, behind)  # WCAG 2.1, AA
+    shades = page.evaluate(
+        """names => names.map(name => {
+          const cell = document.querySelector(".confusion td");
+          cell.className = name;
+          const [red, green, blue] = getComputedStyle(cell).backgroundColor.match(/[\\d.]+/g).map(Number);
+          const parts = [red, green, blue].map(part => Math.round(red + green + blue > 3 ? part : 255 * part));
+          return "#" + parts.map(part => part.toString(16).padStart(2, "0")).join("");
+        })""",
+        levels := [f"{kind}{level}" for kind in "rw" for level in range(9)],
+    )
+    for level, shade in zip(levels, shades, strict=True):
+        assert contrast(colours["ink"], shade) >= 4.5, level
 
 
 def contrast(one: str, other: str) -> float:

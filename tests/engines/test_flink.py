@@ -16,12 +16,12 @@ import apache_beam as beam
 import pytest
 
 from beam_jobs import ingest
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, no_watch
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import flink_job_server
-from beam_jobs.runners.beam_job import no_watch, run_job
+from beam_jobs.runners.beam_job import run_job
 from beam_jobs.runners.flink import LOCAL, Options, worker_path
 from beam_jobs.stages import resume
 from tests.beam_jobs.runs import files_under

@@ -20,6 +20,7 @@ _FOLDER = "tests/faults/"
 # A worker takes a file at a time: with a long one at the end, the others would wait for it.
 _LONGEST = (
     "test_kills.py",
+    "test_left_jobs.py",
     "test_together.py",
     "test_disk.py",
     "test_archives.py",

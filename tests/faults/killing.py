@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ def arguments(source: str, out: Path, *more: str) -> list[str]:
     """Returns the command line of an ingest that is cut as `kill.OPTIONS` say."""
     shares = ",".join(f"{name}={share}" for name, share in kill.OPTIONS["splits"].items())
     settings = out.parent / "settings.yaml"
-    settings.write_text(json.dumps({"ingest": {"bucket_images": kill.OPTIONS["bucket_images"]}}))
+    with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False) as stream:
+        json.dump({"ingest": {"bucket_images": kill.OPTIONS["bucket_images"]}}, stream)
+    os.replace(stream.name, settings)  # another command may be reading it
     shape = ("--shards", str(kill.OPTIONS["shards"]), "--threads", str(kill.OPTIONS["threads"]))
     return ["ingest", source, "--out", str(out), "--splits", shares, *shape, "-c", str(settings), *more]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def start(command: Sequence[object], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, **options):
-    """Starts a command in a session of its own, so that nothing it starts is taken for ours."""
+    """Starts a command in a session of its own, not ignoring SIGINT as what a shell starts in the background does."""
     ours = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment = {**os.environ, **ours, **(env or {})}
     return subprocess.Popen(
@@ -58,6 +59,7 @@ def start(command: Sequence[object], *, env: Mapping[str, str] | None = None, cw
         env=environment,
         cwd=cwd or ROOT,
         start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs
         **options,
     )
 

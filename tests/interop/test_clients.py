@@ -72,7 +72,7 @@ found["offsets"] = [int(row["images/offset"]) for row in rows]
 found["splits"] = [[text(row["splits/name"]), int(row["splits/images"])] for row in described.records("splits")]
 found["labels"] = [text(row["labels/name"]) for row in described.records("labels")]
 about = described.metadata
-found["said"] = {"license": about.license, "url": about.url, "cite_as": about.cite_as,
+found["said"] = {"name": about.name, "license": about.license, "url": about.url, "cite_as": about.cite_as,
     "creators": [[type(one).__name__, one.name] for one in about.creators],
     "date_published": str(about.date_published.date())}
 """
@@ -80,6 +80,7 @@ found["said"] = {"license": about.license, "url": about.url, "cite_as": about.ci
     assert found["errors"] == []
     assert found["warnings"] == []
     assert found["said"] == {
+        "name": "Two_scenes",
         "license": ["https://spdx.org/licenses/CC-BY-4.0.html"],
         "creators": [["Organization", "Example Lab"]],
         "url": "https://example.org/photos",

@@ -306,8 +306,9 @@ def test_what_was_killed_continues_in_the_next_attempt_and_in_the_next_run(ran, 
         executor.run(longer, only={"Trainer"}, earlier=ran, kill={"Trainer": lambda: bool(checkpoints(compiled))})
     last = int(checkpoints(compiled)[-1].parent.name.removeprefix("checkpoint-"))
     trained = executor.run(longer, only={"Trainer"}, earlier=ran)
-    [steps] = re.findall(r"continuing \S+ after (\d+) steps", trained.logs["Trainer"][0])
-    assert int(steps) == last
+    [place] = re.findall(r"continuing at epoch (\d+) of \d+, step (\d+) of (\d+)", trained.logs["Trainer"][0])
+    epoch, step, steps = map(int, place)
+    assert (epoch - 1) * steps + step - 1 == last
     assert not checkpoints(compiled)
 
 

@@ -13,7 +13,7 @@ from pipeline.settings.known_settings import is_section, names, sections, target
 
 # File of this folder -> the sections whose settings it has rows for; of a target, its name.
 COVERED = {
-    "test_ingest": ("ingest", "ingest.columns", "ingest.pixels", "ingest.limits", "ingest.http"),
+    "test_ingest": ("ingest", "ingest.columns", "ingest.pixels", "ingest.limits", "ingest.http", "ingest.about"),
     "test_gate": ("gate",),
     "test_input": ("input",),
     "test_train": ("train",),

@@ -49,6 +49,8 @@ ELSEWHERE = {
     **{("verify", option): _VERIFY_ON_FLINK for option in ("--work", "--runner", "--runner-option")},
     ("inspect", "--draw"): "tests/pipeline/cli/test_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
     ("bench input", "--ablation"): "tests/pipeline/cli/test_json_schema.py::test_the_result_of_bench",
+    ("run", "--verbose"): "tests/pipeline/runners/test_local.py::"
+    "test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back",
     ("run", "--fast"): "tests/test_reruns.py::test_the_record_of_a_run_says_what_all_components_would",
     ("demo", "--fast"): "tests/pipeline/cli/test_demo.py::test_the_demo_answers_from_the_record_if_it_may",
 }
@@ -281,12 +283,21 @@ ROWS = [
     croissant("--license", "CC-BY-4.0", "license", "https://spdx.org/licenses/CC-BY-4.0.html"),
     croissant("--creator", "Ada", "creator", [{"@type": "sc:Person", "name": "Ada"}]),
     croissant("--organization", "Acme", "creator", [{"@type": "sc:Organization", "name": "Acme"}]),
+    croissant("--title", "Two Animals", "alternateName", "Two Animals"),
+    Row(
+        "export --intended-use",
+        "dataset --to croissant --out new",
+        "--intended-use 'To tell them apart.'",
+        lambda ran: json.loads(ran.text("new/croissant.json"))["description"].partition(". ")[0],
+        lambda before, after: before != after == "To tell them apart",
+    ),
     croissant("--citation", "Ada, 2026", "citeAs", "Ada, 2026"),
     croissant("--url", "https://a.example", "url", "https://a.example"),
     croissant("--date-published", "2026-01-31", "datePublished", "2026-01-31"),
     Row("report --model", "dataset", "--model serving", in_report, ([], ["mistakes"])),
     Row("report --images", "gaps", "--images mended", rejected, (0, 1)),
     Row("report -c", "dataset", "-c pipeline.yaml", in_report, ([], ["augmentation"])),
+    Row("report --all", "dataset", "--all pages", lambda ran: len(ran.files("pages/*.html")), (0, 5)),
     Row("report --out", "dataset", "--out new1", new, ([], ["new1"])),
     Row("schema init --out", "dataset --overwrite", "--out old.pbtxt", inferred, (["schema.pbtxt"], ["old.pbtxt"])),
     Row(
@@ -390,6 +401,9 @@ def test_an_option_changes_the_end_of_the_way(row: Row, run: Run):
 COMMANDS = {context.command_path.partition(" ")[2]: command for command, context in every_command()}
 SETTINGS = {key for covered in COVERED.values() for section in covered for key in documented(section)}
 VALUES = {
+    "--license": "MIT",
+    "--url": "https://a.example",
+    "--date-published": "2026-01-31",
     "--min-accuracy": "0.25",
     "--max-reject-ratio": "0.25",
     "--splits": "a=1,b=1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
 import threading
 import time
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 from beam_jobs.dataset import record
+from beam_jobs.export import descriptions
+from beam_jobs.options import About
 from beam_jobs.stages import resume
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.broken_decoder import broken_decoders
@@ -37,6 +40,7 @@ PAIRS = {**TABLE, "ingest.columns.image": "pair", "ingest.columns.key": "id", "i
 COPIES = {"ingest.source": "copies", "ingest.splits": HALVES}
 ODD = {"ingest.source": "odd", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0}
 NEAR = {**COPIES, "ingest.near_duplicates": "report"}
+FAR = {**COPIES, "ingest.near_distance": 8}
 WEB = {"ingest.splits": {"train": 1, "eval": 1}, "ingest.http.retries": 0}
 FETCHED = {**WEB, "ingest.http.allow_private": True, "ingest.max_reject_ratio": 1.0}
 RESIZED = {**PHOTOS, "ingest.pixels.policy": "resize", "ingest.pixels.side_px": 12}
@@ -108,6 +112,16 @@ def limit(name: str, value: float, *files: str) -> Row:
     return row(f"ingest.limits.{name}", value, rejects, (rejected[:1], rejected), given=ODD)
 
 
+def about(name: str, value: Any, shown: str) -> Row:
+    """Returns the row of a description: whether a text is in the Croissant metadata of the dataset."""
+
+    def described(found: Published) -> bool:
+        known = About.from_json(found.manifest.options["about"])
+        return shown in json.dumps(descriptions.describe(str(found.path), found.manifest, "", known))
+
+    return row(f"ingest.about.{name}", value, described, (False, True), given=PHOTOS, same=stored)
+
+
 ROWS = [
     row(
         "ingest.allow_buckets",
@@ -149,7 +163,10 @@ ROWS = [
         (2, 1),
         given=COPIES,
     ),
-    row("ingest.near_duplicates", "report", near, (0, 3), given={**COPIES, "ingest.near_distance": 8}, same=splits),
+    *(
+        row("ingest.near_duplicates", policy, near, (0, 3), first=("off",), given=FAR, same=splits)
+        for policy in ("auto", "report")
+    ),
     row("ingest.near_distance", 8, near, (2, 3), given=NEAR),
     row(
         "ingest.stratify",
@@ -308,6 +325,14 @@ ROWS = [
     row("ingest.http.ignore_robots_tag", True, written, (4, 5), given={**FETCHED, "ingest.source": "kept.csv"}),
     row("ingest.http.retries", 1, written, (4, 5), first=(0,), given={**FETCHED, "ingest.source": "flaky.csv"}),
     row("ingest.http.timeout_s", 0.6, written, (5, 4), first=(5.0,), given={**FETCHED, "ingest.source": "slow.csv"}),
+    about("title", "Two Animals", '"alternateName": "Two Animals"'),
+    about("creators", ["Ada"], '{"@type": "sc:Person", "name": "Ada"}'),
+    about("organizations", ["Acme"], '{"@type": "sc:Organization", "name": "Acme"}'),
+    about("license", "MIT", "https://spdx.org/licenses/MIT.html"),
+    about("intended_use", "To tell cats from dogs.", '"description": "To tell cats from dogs. '),
+    about("citation", "Ada, 2026", '"citeAs": "Ada, 2026"'),
+    about("url", "https://a.example", '"url": "https://a.example"'),
+    about("date_published", "2026-01-31", '"datePublished": "2026-01-31"'),
 ]
 
 

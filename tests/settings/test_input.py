@@ -106,6 +106,7 @@ class Fed:
     @cached_property
     def threads(self) -> int:
         """Threads that this process has more while an epoch is under way."""
+        next(iter(self.dataset(training=True)))  # the first iterator of a process starts threads of TensorFlow's own
         before = psutil.Process().num_threads()
         batches = iter(self.dataset(training=True))
         next(batches)

@@ -123,5 +123,6 @@ def test_a_hiccup_of_the_store_is_not_noticed(bucket):
         return next(hiccups, 0)
 
     bucket.tap.refuse = once
+    assert storage.size(f"{url}/x") == 1
     assert storage.read_bytes(f"{url}/x") == b"x"
     assert next(hiccups, None) is None, "the store refused less than it should have"

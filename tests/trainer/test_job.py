@@ -12,7 +12,7 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, Source
 from trainer.input.checks import scale_warning
 from trainer.input.faults import remember
 from trainer.input_fn import make_dataset
-from trainer.job import Job, _explain_errors, epoch_figures, fit
+from trainer.job import Job, _explain_errors, _time_smaller, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.strategy import make_strategy
 
@@ -134,6 +134,18 @@ def test_a_damaged_record_is_named(shades, tmp_path, cache):
     shard.write_bytes(content)
     with pytest.raises(CorruptDataset, match=rf"{shard.name}.* offset \d+: the record of '(dark|light)/\d+.png'"):
         fit(job_of(path, cache=cache))
+
+
+def test_a_model_for_half_the_side_is_timed_where_nothing_else_would_change(shades):
+    assert _time_smaller(job_of(shades, image_side_px=64, train_ops="", eval_ops=""), None)[0] == 32
+    for train, values in (
+        ({}, {"image_side_px": 48}),
+        ({}, {"device_ops": "flip"}),
+        ({"deterministic": True}, {}),
+        ({"model": "Xception"}, {"image_side_px": 128}),  # which takes no images of 64 pixels
+    ):
+        given = {"image_side_px": 64, "train_ops": "", "eval_ops": "", **values}
+        assert _time_smaller(job_of(shades, train, **given), None) is None
 
 
 def changed(job: Job, part: str, **values) -> str:

@@ -129,9 +129,19 @@ class InputPlan:
         return is_fetched(self.index) and self.host.runs_python and not self.uses_data_service
 
     @property
+    def threads(self) -> int:
+        """Threads for parsing and image ops: one more where Python fetches records, which holds up the others."""
+        return self.options.thread_count + self.fetches
+
+    @property
+    def parallel_calls(self) -> int:
+        """Number of parallel calls of a stage; -1 is `tf.data.AUTOTUNE`."""
+        return -1 if self.options.autotune else self.threads
+
+    @property
     def waiting_threads(self) -> int:
-        """Number of threads of tf.data that wait for a store."""
-        return self.options.readers if self.fetches else 0
+        """Number of threads of tf.data beside `options.thread_count`; most of them wait for a store."""
+        return self.options.readers + 1 if self.fetches else 0
 
     @property
     def first_salt(self) -> int:
@@ -292,7 +302,7 @@ def describe(
         ("order", _describe_order(plan)),
         ("reading", _describe_reading(plan)),
         ("cache", f"{plan.cache.kind}: {plan.cache.reason}"),
-        ("images", f"{_describe_ops(plan)} on {options.thread_count} threads"),
+        ("images", f"{_describe_ops(plan)} on {plan.threads} threads"),
         ("device", options.device_ops or "normalisation only"),
         ("batch", _describe_batch(plan)),
         ("memory", _describe_memory(plan)),
@@ -314,8 +324,8 @@ def memory_bytes(plan: InputPlan) -> dict[str, float]:
     window = min(options.shuffle_mb * 1e6, 2 * plan.index.record_bytes * len(plan.index))
     return {
         "windows": 0.0 if plan.cache.kind == "memory" else window,
-        "parsed": (options.thread_count + 1) * options.parse_batch * plan.index.record_bytes,
-        "images": options.thread_count * (decoded + image * plan.crops) + plan.group * plan.crops * image,
+        "parsed": (plan.threads + 1) * options.parse_batch * plan.index.record_bytes,
+        "images": plan.threads * (decoded + image * plan.crops) + plan.group * plan.crops * image,
         "batches": options.batches_held * plan.batch_bytes,
         "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and its intermediates
         "cache": float(FILL_FACTOR * plan.cache.bytes) if plan.cache.kind == "memory" else 0.0,

@@ -77,8 +77,14 @@ def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTe
     return keras.layers.Activation(activation, dtype="float32", name="probabilities")(logits)
 
 
+_LARGE_PX = 128
+
+
 def small_cnn(spec: ModelSpec) -> keras.Model:
     """A convolutional network of 3x3 convolutions and pooling down to 4 pixels; it trains 1,000 images in seconds.
+
+    From 128 pixels on, the first convolution has a stride of 2: a quarter of the arithmetic, such as 213 instead of 881
+    million multiplications for an image of 224.
 
     Args:
       spec: shape of the data.
@@ -88,8 +94,10 @@ def small_cnn(spec: ModelSpec) -> keras.Model:
     """
     inputs = image_input(spec)
     features = normalise(inputs, spec)
-    for level in range(max(1, round(math.log2(spec.side_px / 4)))):
-        features = keras.layers.Conv2D(min(32 << level, 256), 3, padding="same", use_bias=False)(features)
+    is_large = spec.side_px >= _LARGE_PX
+    for level in range(max(1, round(math.log2(spec.side_px / 4)) - is_large)):
+        stride = 2 if is_large and level == 0 else 1
+        features = keras.layers.Conv2D(min(32 << level, 256), 3, stride, "same", use_bias=False)(features)
         features = keras.layers.BatchNormalization(momentum=0.9)(features)
         features = keras.layers.ReLU()(features)
         features = keras.layers.MaxPooling2D()(features)

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from beam_jobs.common import system
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError, TrainingDiverged
 from trainer.ops.tf_ops import without_autograph
@@ -80,23 +81,29 @@ def _now() -> np.float64:
 
 
 INPUT_WAIT = "input_wait"
+LEARNING_RATE = "learning_rate"
 TRAIN_SECONDS = "train_seconds"
 IMAGES_PER_SECOND = "images_per_second"
 PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # the history has all figures
 Logs = dict[str, float]
 
 
+_TIMED_STEPS = 5  # on which the forecast is based
+
+
 class Clock(keras.callbacks.Callback):
     """Counts steps, times the training part of each epoch without validation, and measures its share of input wait.
 
-    It must be the first callback: it adds `train_seconds`, `images_per_second` and `input_wait` to the figures of the
-    epoch for the others.
+    It must be the first callback: it adds durations, the share of input wait and the learning rate to the figures of
+    the epoch for the others.
 
     Args:
       progress: state that it updates.
       meter: meter of the dataset that `fit` reads.
       epoch_images: images in all steps of an epoch.
+      epoch_steps: steps of an epoch.
       options: options of the training.
+      forecast: takes the seconds per step once five steps were timed.
       out: stream for the line of each epoch; standard error by default.
     """
 
@@ -105,18 +112,45 @@ class Clock(keras.callbacks.Callback):
         progress: Progress,
         meter: WaitMeter,
         epoch_images: int,
+        epoch_steps: int,
         options: TrainOptions,
+        forecast: Callable[[float], object] = lambda _: None,
         out: TextIO | None = None,
     ) -> None:
         super().__init__()
         self._progress = progress
         self._meter = meter
         self._epoch_images = epoch_images
+        self._epoch_steps = epoch_steps
+        self._forecast: Callable[[float], object] | None = forecast
         self._epochs = options.epochs
         self._steps = options.steps_per_execution
         self._out = out
         self._is_first = True
         self._mark = 0.0
+        self._first_step = progress.step  # of this process
+        self._timed_steps = 0
+        self._timed_seconds = 0.0
+        self._epoch = progress.step // epoch_steps
+        self._loss = math.nan
+        self._is_validating = False
+
+    def done(self) -> system.Progress:
+        """Returns the images of the finished steps of this process, and epoch, step and loss as a note."""
+        step = self._progress.step
+        of_epoch = f"step {step - self._epoch * self._epoch_steps}/{self._epoch_steps}"
+        note = f"epoch {self._epoch + 1}/{self._epochs}, {'validating' if self._is_validating else of_epoch}"
+        note += "" if math.isnan(self._loss) else f", loss {self._loss:.3f}"
+        images = (step - self._first_step) * self._epoch_images // self._epoch_steps
+        return system.Progress(images, note=note)
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """See Keras."""
+        self._is_validating = True
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """See Keras."""
+        self._is_validating = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -124,6 +158,7 @@ class Clock(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
+        self._epoch = epoch
         self._meter.take()  # Keras may have drawn a batch to see what batches are like
         self._mark = time.monotonic()
 
@@ -133,10 +168,16 @@ class Clock(keras.callbacks.Callback):
         waited, seconds, self._mark = self._meter.take(), now - self._mark, now
         progress.step += self._steps
         progress.train_seconds += seconds
+        self._loss = (logs or {}).get("loss", math.nan)
         if not self._is_first:
             progress.counted_seconds += seconds
             progress.waited_seconds += waited
+            self._timed_steps += self._steps
+            self._timed_seconds += seconds
         self._is_first = False
+        if self._forecast and self._timed_steps >= _TIMED_STEPS:
+            self._forecast(self._timed_seconds / self._timed_steps)
+            self._forecast, self._mark = None, time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -145,8 +186,14 @@ class Clock(keras.callbacks.Callback):
         logs[TRAIN_SECONDS] = progress.train_seconds
         logs[IMAGES_PER_SECOND] = self._epoch_images / progress.train_seconds
         logs[INPUT_WAIT] = progress.input_wait
-        print(epoch_line(epoch, self._epochs, logs), file=self._out or sys.stderr, flush=True)
+        logs[LEARNING_RATE] = float(self.model.optimizer.learning_rate)
+        say(epoch_line(epoch, self._epochs, logs), self._out)
         progress.begin_epoch()
+
+
+def say(line: str, out: TextIO | None = None) -> None:
+    """Prints a line of progress; on standard error by default."""
+    print(line, file=out or sys.stderr, flush=True)
 
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from beam_jobs.common import system
+from beam_jobs.common.strings import clock_time
 from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
@@ -31,6 +33,7 @@ from trainer.training.callbacks import (
     History,
     Profile,
     WaitMeter,
+    say,
 )
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
@@ -38,6 +41,8 @@ from trainer.training.optimizers import exported_weights, make_optimizer
 from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHORT_S, _LONG_S = 60.0, 300.0  # of a training: without a forecast, and from which smaller images are tried
+_WORTH_SAVING = 0.2  # of a step
 
 
 class Interruption:
@@ -116,6 +121,9 @@ class Task:
       strategy: strategy in whose scope the model was built; None for one device.
       writes: whether this process writes checkpoints and logs; of several workers, one does.
       callbacks: additional Keras callbacks.
+      validation_steps: steps of a validation.
+      time_smaller: returns the side of smaller images, in pixels, and the seconds of a step that they save; None where
+        that was not measured.
     """
 
     model: keras.Model
@@ -132,6 +140,8 @@ class Task:
     strategy: Any = None
     writes: bool = True
     callbacks: Sequence[keras.callbacks.Callback] = field(default_factory=tuple)
+    validation_steps: int = 0
+    time_smaller: Callable[[], tuple[int, float] | None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,24 +239,54 @@ class _Training:
         best = _group(checkpoint, "best") if checkpoint else {}
         self._best_epoch = BestEpoch(self._progress, options, list(best.values()))
         self._phase = -1  # first epoch of the phase that the model is compiled for
+        epoch_images = task.steps * task.batch_size
+        self._clock = Clock(self._progress, self._meter, epoch_images, task.steps, options, self._forecast)
 
     def run(self) -> Progress:
         task, progress = self._task, self._progress
         if self._checkpoint:
-            _log.warning("continuing %s after %d steps", task.checkpoints and task.checkpoints.directory, progress.step)
+            epoch, step = divmod(progress.step, task.steps)
+            place = f"epoch {epoch + 1} of {self._options.epochs}, step {step + 1} of {task.steps}"
+            is_done = progress.stopped or epoch >= self._options.epochs
+            place = "the end of the training" if is_done else place
+            _log.warning("continuing at %s, from %s", place, task.checkpoints and task.checkpoints.directory)
             self._restore(self._checkpoint)
-        for segment in segments(progress.step, task.steps, self._options):
-            if progress.stopped:
+        steps = self._options.epochs * task.steps - progress.step
+        with system.watch.get()("training", system.Progress(max(0, steps) * task.batch_size), self._clock.done):
+            self._fit_segments()
+        self._assign_final_weights()
+        return progress
+
+    def _fit_segments(self) -> None:
+        for segment in segments(self._progress.step, self._task.steps, self._options):
+            if self._progress.stopped:
                 break
             try:
                 self._fit(segment)
             except TrainingDiverged as error:
                 if not self._best_epoch.best_weights:
                     raise
-                progress.diverged = str(error)
+                self._progress.diverged = str(error)
                 break
-        self._assign_final_weights()
-        return progress
+
+    def _forecast(self, step_seconds: float) -> None:
+        """Prints how long the training will take if it is minutes, and how long with smaller images."""
+        task = self._task
+        epoch = self._progress.step // task.steps
+        # A validation has no backward pass, which takes about two thirds of a step.
+        steps = float(self._options.epochs * task.steps - self._progress.step)
+        steps += (self._options.epochs - epoch) * (task.validation_steps / 3 if task.validate else 0)
+        if steps * step_seconds < _SHORT_S:
+            return
+        rate = task.batch_size / step_seconds
+        text = f"about {clock_time(steps * step_seconds)} of training left at {rate:,.1f} images/s"
+        smaller = task.time_smaller() if steps * step_seconds > _LONG_S else None
+        if smaller:
+            side, saved = smaller
+            if saved > _WORTH_SAVING * step_seconds:
+                seconds = steps * max(0.0, step_seconds - saved)
+                text += f"; about {clock_time(seconds)} with input.image_side_px={side}"
+        say(text)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Compiles the model for the epoch of the last step and restores all variables."""
@@ -303,7 +343,7 @@ class _Training:
         unfinished, self._checkpoint = self._checkpoint, None  # only the first epoch continues one
         callbacks: list[keras.callbacks.Callback] = [
             _RestoreMetrics(unfinished),
-            Clock(progress, self._meter, task.steps * task.batch_size, options),
+            self._clock,
             FiniteLoss(progress, options.epochs),
         ]
         if options.ema:

@@ -11,17 +11,68 @@ import keras
 import tensorflow as tf
 
 from beam_jobs.common.strings import unknown
+from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from trainer.input.batches import VALID
 from trainer.input.parse import IMAGE_SEED, WEIGHT
+from trainer.input_fn import make_dataset
 from trainer.ops.base import IMAGE
-from trainer.options import BALANCED, TrainOptions
+from trainer.ops.tf_ops import without_autograph
+from trainer.options import BALANCED, InputOptions, TrainOptions
 
 MULTI = "multi"
 
 
-def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
+@without_autograph
+def keras_datasets(
+    path: str, splits: Sequence[str] = (), one_hot: bool = False, **options: Any
+) -> tuple[tf.data.Dataset, ...]:
+    """Returns splits of a dataset as `model.fit` takes them: the first shuffled and augmented, the others in order.
+
+    Each epoch of `fit` reads the first split in another order, which is a function of (seed, epoch).
+
+    Examples:
+      >>> import keras
+      >>> from trainer import keras_datasets
+      >>> train, evaluation = keras_datasets("dataset", image_side_px=32, batch_size=8)
+      >>> model = keras.Sequential([keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(2)])
+      >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+      >>> history = model.fit(train, validation_data=evaluation, epochs=2, verbose=0)
+      >>> sorted(history.history)
+      ['accuracy', 'loss', 'val_accuracy', 'val_loss']
+
+    Args:
+      path: directory of a published dataset.
+      splits: names of the splits, the one to train on first; empty for the first two of the dataset.
+      one_hot: whether a label is float32[classes] instead of its index; it is for images of several labels.
+      options: fields of `InputOptions`, such as `image_side_px=96, batch_size=32`.
+
+    Returns:
+      a dataset for each split: (images uint8[batch, side, side, 3], labels int64[batch] or float32[batch, classes]),
+      with the weights float32[batch] as third element if the dataset has a weight column. `len` is the number of
+      batches; `class_names` has the names of the classes by index.
+
+    Raises:
+      UsageError: there is no such dataset, split or option, or the images have no labels.
+      CorruptDataset: the dataset is damaged.
+    """
+    input_options = InputOptions(**options)
+    dataset = manifest.load(path)
+    names = tuple(splits) or tuple(dataset.splits)[:2]
+    if dataset.label_kind == "none":
+        raise OptionError(f"{path} has no labels to train on; ingest it with a label column, or in class folders")
+    if len(names) < 2 and not splits:
+        raise OptionError(f"{path} has one split, {names[0]!r}; ingest it with --splits train=0.8,eval=0.2")
+    convert = for_keras(len(dataset.labels), dataset.label_kind == MULTI, one_hot=one_hot)
+    datasets = []
+    for name in names:
+        datasets.append(make_dataset(path, name, input_options, training=name == names[0]).map(convert))
+        datasets[-1].class_names = list(dataset.labels)
+    return tuple(datasets)
+
+
+def for_keras(classes: int, multi: bool, draws: bool = False, one_hot: bool = True) -> Any:
     """Returns the function that converts elements of `make_dataset` into inputs of `keras.Model.fit`.
 
     Examples:
@@ -35,11 +86,13 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
       classes: number of classes.
       multi: whether an image may have several labels.
       draws: whether the model also takes `draw`, the seed of the random ops on the device.
+      one_hot: whether a label that is the index of a class becomes float32[classes].
 
     Returns:
-      (features, label) -> (images, targets float32[batch, classes]), with a third element where the features have
-      `weight` or `valid`: their product, the sample weights float32[batch]. Images are uint8[batch, side, side, 3], or
-      a dict of them and `draw`. A label that is no class, such as -1, has targets of zeros.
+      (features, label) -> (images, targets float32[batch, classes], or int64[batch] without `one_hot`), with a third
+      element where the features have `weight` or `valid`: their product, the sample weights float32[batch]. Images are
+      uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has targets of
+      zeros.
 
     Raises:
       KeyError: raised by that function: the features have no `image`, or, with `draws`, no `draw`.
@@ -48,7 +101,7 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
         images = {name: features[name] for name in (IMAGE, IMAGE_SEED)} if draws else features[IMAGE]
         has_targets = multi or label.dtype.is_floating  # ops that mix images return soft labels
-        targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes)
+        targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes) if one_hot else label
         weights = [features[name] for name in (WEIGHT, VALID) if name in features]
         return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
 

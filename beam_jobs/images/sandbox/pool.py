@@ -132,7 +132,36 @@ _INTERRUPTIONS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
 NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
 # Freed pixels stay with the process. Without it, images of some megapixels cost a page fault for every 4 KiB of them.
 _REUSE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}  # bytes, of glibc
-_MAIN = f"sys.modules.update(dict.fromkeys({NOT_IMPORTED})); from beam_jobs.images.sandbox.worker import main; main()"
+_MAIN = f"""
+sys.modules.update(dict.fromkeys({NOT_IMPORTED}))
+from beam_jobs.images.sandbox.pool import ends_with_peer
+with ends_with_peer(int(sys.argv[1])):
+    from beam_jobs.images.sandbox.worker import main
+main()
+"""
+_WATCH_S = 0.2
+
+
+@contextlib.contextmanager
+def ends_with_peer(descriptor: int) -> Iterator[None]:
+    """Ends this process within the block when the peer of a socket has ended; so does the watching thread."""
+    done = threading.Event()
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is always reported
+
+    def watch() -> None:
+        while not poll.poll(0):
+            if done.wait(_WATCH_S):
+                return
+        os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class DecoderDied(Exception):

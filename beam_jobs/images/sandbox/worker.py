@@ -1,6 +1,6 @@
 """A decoder process, which answers requests with the functions of `_HANDLERS`, and the fork server that starts it.
 
-The fork server has imported every module and started no thread, so a fork is safe and fast. `pool` starts it with one
+The fork server has imported every module and runs no thread, so a fork is safe and fast. `pool` starts it with one
 end of a socket as its argument. Each message on the socket holds the socket of a new decoder and a pipe, to which the
 fork server writes the exit status of the decoder. It ends with the process that started it.
 """

@@ -15,18 +15,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any, BinaryIO
 
 import google.auth
 import google_crc32c
+import requests
+from apache_beam.internal.gcp.auth import get_service_credentials
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
-from google.api_core.exceptions import (
-    PreconditionFailed,
-    RequestRangeNotSatisfiable,
-    RetryError,
-    from_http_response,
-)
+from google.api_core.exceptions import PreconditionFailed, RetryError, from_http_response
 from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import HTTPError
 
@@ -70,6 +69,7 @@ def _login_reason(error: Exception) -> str:
 
 _READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
 _BODY_ATTEMPTS = 3  # for an incomplete body: older clients retry only until the body begins
+_TIMEOUT_S = 60.0  # for an answer, as in the client
 _RETRY = DEFAULT_RETRY  # of the client: two minutes, with growing delays
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
@@ -86,8 +86,11 @@ def store(options: Any) -> GcsStore:
     """
     cached: tuple[Any, GcsStore] | None = getattr(_thread, "cached", None)
     if cached is None or cached[0] is not options:
-        client = create_storage_client(options, use_credentials=_has_credentials())
-        cached = _thread.cached = (options, GcsStore(GcsIO(client, options)))
+        known = _has_credentials()
+        client = create_storage_client(options, use_credentials=known)
+        credentials = get_service_credentials(options) if known else None
+        session = AuthorizedSession(credentials.get_google_auth_credentials()) if credentials else requests.Session()
+        cached = _thread.cached = (options, GcsStore(GcsIO(client, options), session))
     return cached[1]
 
 
@@ -107,8 +110,9 @@ class GcsStore(SortedStore):
 
     has_crc32c = True
 
-    def __init__(self, gcsio: GcsIO) -> None:
+    def __init__(self, gcsio: GcsIO, session: requests.Session) -> None:
         self._gcsio = gcsio
+        self._session = session  # with the credentials of the client
 
     def open(self, path: str) -> BinaryIO:
         """See `Store`."""
@@ -131,14 +135,22 @@ class GcsStore(SortedStore):
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It takes one request, and one for the size of the object when the body is short."""
+        # Google's client reads a body in steps of 8 kB, which takes four times the processor time of one step.
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}  # as it is stored
 
         def fetch(blob: Any) -> bytes:
-            try:
-                return blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True, retry=_RETRY)
-            except RequestRangeNotSatisfiable:  # the object ends before the range begins
-                return b""
+            url = f"{self._gcsio.client.api_endpoint}/download/storage/v1{blob.path}?alt=media"
+            with self._session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response:
+                if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the object ends before it
+                    return b""
+                if not response.ok:
+                    raise from_http_response(response)
+                try:
+                    return bytes(response.raw.read(length, decode_content=False))
+                except HTTPError as error:
+                    raise ConnectionError(str(error)) from error  # which is tried again
 
-        return self._complete_body(path, offset, length, fetch)
+        return self._complete_body(path, offset, length, _RETRY(fetch))
 
     def read_start(self, path: str, most_bytes: int) -> bytes:
         """See `Store`. The store gives the checksum of an object only in the answer to a request without a range."""
@@ -157,7 +169,7 @@ class GcsStore(SortedStore):
             try:
                 data = fetch(blob)
             except RetryError as error:  # newer clients retry an incomplete body themselves
-                if isinstance(error.cause, HTTPError):
+                if isinstance(error.cause, (HTTPError, ConnectionError)):
                     break
                 response = getattr(error.cause, "response", None)
                 if response is None:

@@ -31,6 +31,27 @@
   dark.addEventListener("change", showTheme);
   showTheme();
 
+  // Hashes are shown short; a press copies the whole.
+  const copy = async (text) => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const field = document.body.appendChild(document.createElement("textarea")); // without TLS, or not permitted
+      field.value = text;
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+  };
+  for (const button of all("[data-copy]")) {
+    button.addEventListener("click", async () => {
+      await copy(button.dataset.copy);
+      button.focus();
+      button.dataset.copied = "";
+      setTimeout(() => delete button.dataset.copied, 1500);
+    });
+  }
+
   // Tables sort by the column whose heading is pressed; numbers first by what is largest.
   const cellValue = (row, column) => {
     const cell = row.cells[column];
@@ -109,11 +130,20 @@
   for (const button of all("[data-step]")) button.addEventListener("click", () => step(Number(button.dataset.step)));
   viewer.querySelector("[data-close]").addEventListener("click", () => viewer.close());
   viewer.addEventListener("click", (event) => {
-    if (event.target === viewer) viewer.close();
+    const set = event.target.closest("a");
+    if (set) shown = null;
+    if (event.target === viewer || set) viewer.close();
+    if (!set) return;
+    event.preventDefault();
+    const target = document.getElementById(set.hash.slice(1)) || document.getElementById("duplicates"); // not all are shown
+    target.scrollIntoView();
+    target.tabIndex = -1;
+    target.focus({ preventScroll: true });
   });
-  viewer.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") step(-1);
-    if (event.key === "ArrowRight") step(1);
+  // Of the document, because a link among the facts that had the focus is replaced with them.
+  document.addEventListener("keydown", (event) => {
+    if (viewer.open && event.key === "ArrowLeft") step(-1);
+    if (viewer.open && event.key === "ArrowRight") step(1);
   });
   viewer.addEventListener("close", () => shown && shown.focus());
 

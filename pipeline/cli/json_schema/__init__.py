@@ -46,7 +46,9 @@ _SUMMARY = one(
     dataset=MANIFEST,
     anomalies=named(whole("Features."), "Split -> number of anomalous features."),
     findings=many(text("A sentence."), "Findings of a gate that only reports."),
+    remarks=many(text("A sentence."), "Remarks of the gate, which stop nothing."),
     accuracy=_ACCURACY,
+    largest_class_share=or_null(share("Accuracy of always answering with the largest class; null if not measured.")),
     baseline=or_null(
         {**_ACCURACY, "description": "Accuracy of the last blessed model on the same images; null without one."}
     ),

@@ -248,7 +248,15 @@ DATASET_SCHEMAS: dict[str, Schema] = {
     ),
     "verify": _VERIFICATION,
     "export": _EXPORTED,
-    "report": one("The page.", report=text("Path of the file."), bytes=whole("Size of the file.")),
+    "report": optional(
+        one(
+            "The page.",
+            report=text("Path of the file."),
+            bytes=whole("Size of the file."),
+            all=text("Path of the index of the pages with all images; absent without `--all`."),
+        ),
+        "all",
+    ),
     "schema init": one("The file.", schema=text("Path of the file."), features=whole("Number of features.")),
     "schema show": one("The schema.", features=many(_FEATURE, "Features.")),
     "schema diff": one(

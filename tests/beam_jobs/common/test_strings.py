@@ -16,9 +16,13 @@ from beam_jobs.common import strings
             "there is no op 'crops'; did you mean crop? known are resize, crop",
         ),
         (("op", "zzz", ["resize", "crop"]), "there is no op 'zzz'; known are resize, crop"),
+        (
+            ("setting", "epoch", ["epochs", "epsilon", *(f"other_{number}" for number in range(30))], "train."),
+            "there is no setting 'train.epoch'; did you mean epochs?",
+        ),
         (("key", 3, ["seed"], "train."), "there is no key 'train.3'; known are seed"),
     ],
-    ids=["alike", "unlike", "a number"],
+    ids=["alike", "unlike", "of many", "a number"],
 )
 def test_an_unknown_name_is_answered_with_the_known_ones(arguments, line):
     assert strings.unknown(*arguments) == line

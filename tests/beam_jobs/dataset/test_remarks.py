@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from beam_jobs import ingest
+from beam_jobs.dataset.remarks import _warn_of_large_near_set
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import jpeg
 
@@ -41,6 +43,13 @@ def test_folders_of_splits_and_batches_are_no_classes_in_silence(tmp_path, class
 @pytest.mark.parametrize("classes", [("train", "bus"), ("n01440764", "n01443537"), ("class1", "class2")])
 def test_classes_with_names_of_their_own_are_not_warned_of(tmp_path, classes):
     assert warnings(tmp_path, classes) == ()
+
+
+@pytest.mark.parametrize(("existing", "large"), [(0, True), (199, True), (200, False)])
+def test_a_set_of_near_duplicates_is_large_beside_all_images_of_the_dataset(existing, large):
+    plan = SimpleNamespace(near_largest=11, splits=[SimpleNamespace(images=20)])
+    found = list(_warn_of_large_near_set(plan, existing))
+    assert [line.partition(" images")[0] for line in found] == ["one set of near duplicates holds 11"] * large
 
 
 def test_a_column_of_a_table_may_name_classes_like_splits(tmp_path):

@@ -19,9 +19,9 @@ from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.export import formats, staging
-from beam_jobs.export.options import STREAMED, About, ExportOptions
+from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import About, IngestOptions
 from tests.make_images import encode
 from tests.rewrite_records import rewrite
 
@@ -102,7 +102,7 @@ def test_a_sample_at_a_time_is_read(dataset):
         ({"to": "dali", "shard_mb": 1}, "shard_mb has no effect with dali"),
         ({"to": "croissant", "splits": ("train",)}, "splits have no effect with croissant"),
         ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is given twice"),
-        ({"to": "parquet", "about": About(citation="@misc{a}")}, "citation has no effect with parquet"),
+        ({"to": "webdataset", "about": About(citation="@misc{a}")}, "citation has no effect with webdataset"),
     ],
 )
 def test_options_that_cannot_be_are_named(given, message):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 
 import apache_beam as beam
 import pytest
@@ -12,11 +13,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
 from beam_jobs.common import system
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, no_watch
 from beam_jobs.errors import FeedlineError, OptionError, SourceError
-from beam_jobs.runners.beam_job import JobFile, local_pipeline, no_watch, run_job
+from beam_jobs.runners.beam_job import JobFile, local_pipeline, run_job
 from beam_jobs.stages.resume import write_units
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
 
 TOTAL = Progress(3, 300)
 
@@ -265,6 +266,44 @@ def test_a_job_that_nobody_left_is_cancelled_and_one_that_was_left_has_its_addre
     assert (tmp_path / "left").exists()
     left.remove(_Interrupted.address)
     left.follow(local_pipeline, no_watch, print)
+
+
+class LeftBehind:
+    """The pipelines of a service on which a job runs that an earlier command left."""
+
+    engine = "far"
+
+    def __call__(self):
+        raise AssertionError("the job is followed, and no other one begins")
+
+    def attach(self, address):
+        return _Ended(PipelineState.RUNNING)
+
+
+class _Ended(PipelineResult):
+    address, text = {"engine": "far"}, "the job far away"
+
+    def wait_until_finish(self, duration=None):
+        return PipelineState.DONE
+
+
+def followed(file: JobFile, stage: str, units: str) -> Progress:
+    """Returns what is shown at the end of a job that was left with a list of units."""
+    watch = Watched()
+    file.write(stage, TOTAL, units, _Ended(PipelineState.RUNNING))
+    file.follow(LeftBehind(), watch, print)
+    assert watch.told == [(stage, TOTAL)]
+    assert not os.path.exists(file.path)
+    return watch.ended
+
+
+def test_a_followed_job_is_counted_by_the_units_that_it_finished(stages, tmp_path):
+    file = JobFile(path=str(tmp_path / "job"), tally=partial(tally_left_job, stages.task.work))
+    buckets, shards = (write_units(str(tmp_path), units) for units in (stages.scanned.buckets, stages.shards))
+    assert followed(file, "examining", buckets) == Progress(24, stages.scanned.bytes, 0)
+    run_job("writing", TOTAL, WriteShards(shards, stages.task, stages.shards), local_pipeline, no_watch)
+    assert followed(file, "writing", shards).images == 24
+    assert followed(file, "writing", str(tmp_path / "none")) == Progress()  # its counts alone are lost
 
 
 def test_a_file_that_cannot_be_read_begins_no_second_job(tmp_path):

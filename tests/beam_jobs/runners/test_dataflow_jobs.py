@@ -16,10 +16,10 @@ from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult,
 from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.runners.runner import PipelineRunner
 
-from beam_jobs.common.system import Progress
+from beam_jobs.common.system import Progress, no_watch
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import beam_job
-from beam_jobs.runners.beam_job import no_watch, run_job
+from beam_jobs.runners.beam_job import run_job
 from beam_jobs.runners.dataflow_jobs import _Job
 from tests.engines.dataflow_service import answer
 

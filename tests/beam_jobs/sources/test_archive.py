@@ -210,10 +210,10 @@ def test_much_that_every_worker_would_unpack_is_refused_on_a_cluster(tmp_path, m
     options = IngestOptions(source=f"{tmp_path}/*.tar*", source_kind="tar", out=str(tmp_path / "out"))
     compressed = sum((tmp_path / name).stat().st_size for name in ("a.tar.gz", "b.tar.xz"))
     monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed)
-    assert open_source(options, on_cluster=True)
+    assert open_source(options, on_cluster=lambda: True)
     monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed - 1)
     with pytest.raises(OptionError, match=r"b\.tar\.xz is compressed, and with it .* decompress them first"):
-        open_source(options, on_cluster=True)
+        open_source(options, on_cluster=lambda: True)
     assert open_source(options)
 
 

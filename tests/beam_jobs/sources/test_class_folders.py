@@ -121,7 +121,8 @@ def test_a_name_that_is_not_utf8_is_rejected_under_a_printable_one(tmp_path):
     ("names", "message"),
     [
         ([], "holds nothing; it must hold one folder per class, with the images in them$"),
-        ([".git/x"], "holds no visible folder; it must hold one folder per class"),
+        ([".git/x"], "holds no visible folder; it must hold one folder per class, with the images in them$"),
+        (["1.jpg", ".2.jpg"], "holds 1 file and no folder; it must hold .*, or give a table .* --label-column ''"),
         (["cat/.hidden"], "has 1 class folders and all are empty; put the images there$"),
     ],
 )

@@ -230,9 +230,15 @@ def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path,label\n1.jpg,cat\n", "has no column 'image' for the image; it has 'path', 'label'$"),
-        ("image\n1.jpg\n", "has no column 'label' for the label; it has 'image'$"),
-        ("", "has no column 'image' for the image; it has none$"),
+        (
+            "path,label\n1.jpg,cat\n",
+            "has no column 'image' for the image; it has 'path', 'label'; name the right one with --image-column$",
+        ),
+        (
+            "image\n1.jpg\n",
+            "has no column 'label' for the label; it has 'image'; name the right one with --label-column, ",
+        ),
+        ("", "has no column 'image' for the image; it has none; name the right one with --image-column$"),
         ("image,label\n", "has columns and no row; add one row per image$"),
         (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff.*; save it as UTF-8$"),
         ("sep=;\r\nimage;label\r\n1.jpg;cat\r\n", "begins with 'sep=;', which only Excel reads; remove that line$"),
@@ -270,7 +276,10 @@ def test_rows_parted_by_semicolons_are_counted_and_not_swallowed(table):
 
 
 def test_a_missing_extra_column_and_one_that_is_there_twice_are_refused(table):
-    with pytest.raises(SourceError, match="has no column 'age' for the extra age; it has 'image', 'label'$"):
+    with pytest.raises(
+        SourceError,
+        match="has no column 'age' for the extra age; it has 'image', 'label'; name the right one with --extra-column$",
+    ):
         table("image,label\n1.jpg,cat\n", extra=("age",)).check()
     # Which of the two is meant nobody knows; the csv module takes the last.
     with pytest.raises(SourceError, match="label"):

@@ -145,8 +145,11 @@ def test_a_row_of_parquet_is_named_by_its_number(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"image": "1.jpg"}', "has no column 'label' for the label; it has 'image'$"),
-        (b"", "has no column 'image' for the image; it has none$"),
+        (
+            b'{"image": "1.jpg"}',
+            "has no column 'label' for the label; it has 'image'; name the right one with --label-column, ",
+        ),
+        (b"", "has no column 'image' for the image; it has none; name the right one with --image-column$"),
         (b"[1]", r"line 1 holds '\[1\]'; it must hold a JSON object$"),
         (b"{", "line 1 is not JSON: "),
         (b"[" * 100_000, "line 1 is not JSON: "),

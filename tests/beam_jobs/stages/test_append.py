@@ -14,7 +14,7 @@ from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, OptionError, TooManyRejects
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record
-from beam_jobs.options import IngestOptions, PixelOptions
+from beam_jobs.options import About, IngestOptions, PixelOptions
 from tests import image_table
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import jpeg
@@ -108,6 +108,17 @@ def test_a_copy_of_an_old_image_joins_its_split_or_is_dropped(source, options, p
         assert rows["china/zz-copy.jpg"]["shard"] == -1
         assert (result.counts.written, result.counts.duplicates_dropped) == (24, 1)
     assert sound(options)
+
+
+def test_an_addition_keeps_the_description_until_it_has_one_of_its_own(source, options):
+    assert manifest.load(options.out).options["about"] == About().to_json()
+    for number, title in enumerate(("First", "", "Third")):
+        (source / "flower" / f"new{number}.jpg").write_bytes(jpeg(710 + number))
+        run(replace(options, append=True, about=About(title=title)))
+        assert manifest.load(options.out).options["about"]["title"] == (title or "First")
+    lines: list[str] = []
+    run(replace(options, append=True, about=About(title="Fourth")), report=lines.append)
+    assert lines[1:] == ["the description was not changed, because it is recorded with new images"]
 
 
 def test_nothing_new_changes_nothing(options):

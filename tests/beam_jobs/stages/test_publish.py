@@ -102,7 +102,7 @@ def test_options_of_one_run_stay_out_of_the_manifest(written):
     result = publish_it(written, threads=7, bucket_images=3, overwrite=True, http=http)
     assert set(result.options) == {
         *("source_kind", "columns", "splits", "stratify", "seed", "shard_mb", "shards", "pixels", "facts"),
-        *("duplicates", "near_duplicates", "near_distance", "max_reject_ratio", "limits"),
+        *("duplicates", "near_duplicates", "near_distance", "max_reject_ratio", "limits", "about"),
     }
     assert result.options_digest == OPTIONS.digest()
     assert result.label_kind == "single"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pytest
 
@@ -20,6 +22,24 @@ def test_rows_that_come_in_parts_are_one_table(tmp_path, monkeypatch, table_byte
         assert database.column("SELECT n FROM rows ORDER BY n").tolist() == [0, 1, 2]
         assert database.number("SELECT count(*) FROM rows WHERE n > $least", least=0) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_is_collected_does_not_wait_for_its_thread(tmp_path):
+    manager = open_database("the rows", 100, str(tmp_path))
+    go = threading.Event()
+    manager.__enter__().thread.submit(go.wait)
+    timer = threading.Timer(10, go.set)
+    timer.start()
+    manager.gen.close()  # as the collector does, maybe while `threading` holds locks that ending a thread needs
+    assert not go.is_set()
+    assert list(tmp_path.iterdir()) == []
+    timer.cancel()
+    working = [thread for thread in threading.enumerate() if thread.name.startswith("feedline-database")]
+    assert working
+    go.set()
+    for thread in working:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_an_error_of_the_rows_is_passed_on():

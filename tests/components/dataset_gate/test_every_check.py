@@ -36,6 +36,24 @@ def test_a_sound_dataset_passes(library, name, limits):
     assert check(library, name, limits, "" if name == "columns" else "other").findings == ()
 
 
+def test_a_row_says_what_was_measured_of_every_check_and_which_were_not_made(library):
+    rows = {row.check: row for row in check(library, "sound", STRICT, "other").checks}
+    assert {row.result for row in rows.values()} == {"passed"}
+    assert (rows["rejects"].limit, rows["imbalance"].limit) == ("1.0%", "2 : 1")
+    assert rows["small classes"].measured.endswith(" images (a)")
+    assert rows["drift (jensen_shannon)"].measured.split(", ")[1].endswith((" in train", " in eval"))
+    rows = {row.check: row for row in check(library, "copy", LOOSE).checks}
+    assert (rows["leakage"].measured, rows["leakage"].result) == ("1 set", "exceeded")
+    unmade = {name: row.measured for name, row in rows.items() if row.result == "not checked"}
+    assert unmade.keys() == {
+        *("rejects", "absent classes", "imbalance", "near leakage", "low resolution"),
+        *("drift (l_infinity)", "drift (jensen_shannon)"),
+    }
+    assert unmade["drift (l_infinity)"] == "nothing to compare with"
+    rows = {row.check: row for row in check(library, "one class", LOOSE).checks}
+    assert (rows["one class"].measured, rows["one class"].result) == ("1 class", "exceeded")
+
+
 def test_images_that_the_search_for_near_leaks_leaves_out_are_a_note(library):
     note = "not compared with all others for near leaks"
     assert any(note in line for line in check(library, "blank, basic", GateLimits(near_leaks=True)).notes)

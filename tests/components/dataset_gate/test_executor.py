@@ -59,7 +59,8 @@ def test_a_sound_dataset_gets_a_verdict(dataset, tmp_path):
     limits = GateLimits(max_anomalies=1)
     made = do(dataset, anomalies, limits, tmp_path / "verdict")
     written = json.loads((tmp_path / "verdict" / "verdict.json").read_text())
-    comparisons = written.pop("comparisons")
+    comparisons, checks = written.pop("comparisons"), written.pop("checks")
+    assert {"check": "anomaly", "measured": "1 feature", "limit": "1"}.items() <= checks[0].items()
     digest = manifest.load(str(dataset)).digest
     assert written == {
         "dataset_digest": digest,
@@ -67,6 +68,7 @@ def test_a_sound_dataset_gets_a_verdict(dataset, tmp_path):
         "limits": limits.to_json(),
         "anomalies": {"train": 0, "eval": 1},
         "findings": [],
+        "remarks": [],
         "notes": ["drift was not measured: there is no earlier dataset"],
     }
     assert {(one["kind"], one["baseline"], one["split"]) for one in comparisons} == {("skew", "train", "eval")}

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from beam_jobs.dataset import manifest
-from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram
-from components.dataset_report.shown import Images
+from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, extremes, histogram
+from components.dataset_report.shown import Album, Images, open_images
 from tests import image_table
+from tests.components.dataset_report.page import ingest
+from tests.make_images import encode
 
 
 def counts_of(chart, split: str) -> list[int]:
@@ -124,3 +127,35 @@ def test_of_very_many_splits_the_first_are_drawn(dataset, images_of):
     many = replace(images.dataset, splits={**images.dataset.splits, **{f"s{index}": some for index in range(7)}})
     found = distributions(Images(images.database, many))
     assert (list(found.splits), found.splits_left_out) == (["train", "eval", "s0", "s1", "s2", "s3"], 3)
+
+
+def grey(level: int, width: int, height: int) -> bytes:
+    """A PNG of noise around one grey."""
+    noise = np.random.default_rng(level).integers(-5, 6, (height, width, 3))
+    return encode(Image.fromarray(np.clip(level + noise, 0, 255).astype(np.uint8)), "PNG")
+
+
+@pytest.mark.parametrize("facts", ["all", "basic"])
+def test_the_images_at_the_ends_are_shown_with_the_limit_that_would_stop_them(tmp_path, facts):
+    files = {f"a/{level}.png": grey(level, 40, 30) for level in range(20, 240, 20)}
+    files["a/flat.png"] = encode(Image.new("RGB", (40, 30), (100, 100, 100)), "PNG")
+    files["b/long.png"] = grey(110, 160, 20)
+    made = ingest(tmp_path, files, facts=facts)
+    data = manifest.load(str(made))
+    with open_images(str(made), data) as images:
+        found = {end.title: end for end in extremes(images, Album(str(made), data))}
+    first = {title: end.images[0].key for title, end in found.items()}
+    by_bytes = {"Smallest": "b/long.png", "Longest for their width or height": "b/long.png"}
+    by_bytes["Most compressed"] = "a/flat.png"
+    of_channels = {"Darkest": "a/20.png", "Brightest": "a/220.png", "Flattest": "a/flat.png"}
+    assert first == (of_channels if facts == "all" else {}) | by_bytes
+    assert {len(end.images) for end in found.values()} == {8}
+    assert found["Smallest"].images[0].value == "20 px"
+    assert found["Smallest"].limit == "ingest.limits.min_side_px: 31"
+    if facts == "all":
+        variance = found["Flattest"].limit.split()[1].rstrip(",")
+        assert float(variance) > float(found["Flattest"].images[-1].value.split()[1])
+    aspect = found["Longest for their width or height"].limit
+    assert aspect == "ingest.limits.max_aspect: 1.33"  # of 40x30, which the ingest rejects above it
+    assert found["Longest for their width or height"].images[0].value == "8.00 : 1"
+    assert all(image.picture for end in found.values() for image in end.images)

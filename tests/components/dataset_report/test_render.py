@@ -13,7 +13,7 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from beam_jobs.options import About, IngestOptions, PixelOptions, TableColumns
 from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, Evaluation
@@ -27,7 +27,15 @@ FINDING = {"check": "drift", "split": "train", "feature": "f", "value": "0.2", "
 COMPARISON = {"kind": "drift", "baseline": "span 3", "split": "train", "feature": "image/brightness"}
 VERDICT = {
     "mode": "report",
-    "limits": {"max_leaks": 0},
+    "checks": [
+        {
+            "check": "imbalance",
+            "measured": "4 : 1",
+            "limit": "none",
+            "setting": "max_imbalance",
+            "result": "not checked",
+        }
+    ],
     "anomalies": {"train": 0},
     "findings": [FINDING],
     "comparisons": [{**COMPARISON, "measure": "jensen_shannon", "value": 0.2, "limit": 0.1}],
@@ -61,6 +69,23 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(dataset):
     assert "@import" not in text
 
 
+def test_the_card_has_the_description_with_its_lines(tmp_path):
+    about = About(title="Two <b> scenes", license="MIT", citation="@misc{a,\n  year={2026}}\x07")
+    text = render(str(ingest(tmp_path, {"a/1.png": png(1)}, about=about)))
+    assert "<h1>Two &lt;b&gt; scenes</h1>" in text
+    assert '<dt>Citation</dt><dd class="lines">@misc{a,\n  year={2026}}\\x07</dd>' in text
+    words = Page(text).words()
+    assert "Licence MIT Citation @misc" in words
+    assert not [unknown for unknown in ("Intended use", "about.title") if unknown in words]
+
+
+@pytest.mark.parametrize(("share", "is_bad"), [(0.5, False), (0.8, True), (None, False)])
+def test_the_accuracy_stands_beside_that_of_the_largest_class(dataset, share, is_bad):
+    text = render(str(dataset), Evaluation(overall=HALF, classes={}, slices={}, largest_class_share=share))
+    beside = f"; largest class {share:.1%}".replace("%", " %") if share else ""
+    assert f"<div{' class=bad' if is_bad else ''}><dt>accuracy{beside}</dt><dd>81.2 %</dd></div>" in text
+
+
 def test_hostile_names_stay_text(tmp_path):
     files = {
         f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}": png(1),
@@ -91,6 +116,7 @@ def test_hostile_words_of_gate_evaluation_and_run_stay_text(dataset):
         "limits": {bad: bad},
         "anomalies": {bad: 1},
         "findings": [dict.fromkeys(FINDING, bad)],
+        "remarks": [dict.fromkeys(("check", "value", "remedy"), bad)],
         "comparisons": [{**dict.fromkeys(COMPARISON, bad), "measure": bad, "value": 0.5, "limit": 0.1}],
         "notes": [bad],
     }
@@ -130,7 +156,16 @@ def test_warnings_of_the_ingest_stand_above_the_card(tmp_path, dataset):
 def test_what_is_not_known_has_no_section(dataset):
     page = Page(render(str(dataset)))
     sections = {attributes["id"] for tag, attributes in page.tags if tag == "section"}
-    assert sections == {"dataset", "classes", "gallery", "distributions", "comparison", "rejects", "duplicates"}
+    assert sections == {
+        "dataset",
+        "classes",
+        "gallery",
+        "distributions",
+        "extremes",
+        "comparison",
+        "rejects",
+        "duplicates",
+    }
     links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert links == {f"#{name}" for name in sections} | {"#main"}
 
@@ -141,7 +176,56 @@ def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     assert "It only reports, so the pipeline went on." in words
     assert "drift in train , f 0.2 — allowed: 0.1 look" in words
     assert "nothing to note" in words
+    assert "Setting Result imbalance 4 : 1 none gate.max_imbalance not checked" in words
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
+
+
+def test_the_training_is_drawn_with_the_epoch_that_was_exported(dataset):
+    training = {
+        "history": {"loss": [2.0, 1.0, 0.5], "val_loss": [2.0, 1.5, 1.75], "train_seconds": [60.0, 3.0, 2.0]},
+        "config": {"train": {"model": "small_cnn", "learning_rate": 0.001, "schedule": "cosine", "epochs": 9}},
+        "parameters": 12345,
+        "best": {"monitor": "val_loss", "epoch": 1, "value": 1.5},
+        "exported": "best",
+        "input_wait": 0.25,
+    }
+    page = Page(render(str(dataset), run=RunDetails(training=training)))
+    words = page.words()
+    assert "Parameters 12,345" in words
+    assert "Epochs 3 of 9" in words
+    assert (
+        "Best epoch 2, by val_loss Exported the best epoch Duration of the steps 1:05 Waited for input 25.0 %" in words
+    )
+    assert "Epoch Loss Loss of validation 1 2 2 2 1 1.5 3 0.5 1.75" in words
+    lines = [attributes["points"] for tag, attributes in page.tags if tag == "polyline"]
+    assert lines == ["0.0,0.0 200.0,80.0 400.0,120.0", "0.0,0.0 200.0,40.0 400.0,20.0"]
+    assert "by epoch, best: 1.5 in epoch 2; the dashed line is the epoch that was exported." in words
+    assert "M200.0 0V120" in [attributes.get("d") for tag, attributes in page.tags if tag == "path"]
+
+
+def test_a_long_training_shows_some_epochs_and_a_short_one_a_dot(dataset):
+    history = {"loss": [1.0 / epoch for epoch in range(1, 1201)], "images_per_second": [7.0] * 1200}
+    history["learning_rate"] = [0.5] * 600  # of a release that began to note it after half of the epochs
+    page = Page(render(str(dataset), run=RunDetails(training={"history": history})))
+    assert "Epochs 1200 of 1200" in page.words()
+    assert "1198 0.0008347 0.5 7" in page.words()
+    assert "4 0.25 - 7" in page.words()
+    (line,) = [attributes["points"].split() for tag, attributes in page.tags if tag == "polyline"]
+    assert (len(line), line[-1].split(",")[0]) == (400, "399.3")
+    page = Page(render(str(dataset), run=RunDetails(training={"history": {"loss": [1.0]}})))
+    assert [attributes["points"] for tag, attributes in page.tags if tag == "polyline"] == ["0.0,120.0 0.0,120.0"]
+
+
+def test_remarks_make_a_verdict_amber_and_stand_below_findings(dataset):
+    remarks = [{"check": "imbalance", "value": "11 : 1", "remedy": "add images"}, {"check": "ingest", "value": "mind"}]
+    page = Page(render(str(dataset), verdict={**VERDICT, "findings": [], "remarks": remarks}))
+    (gate,) = [attributes for tag, attributes in page.tags if attributes.get("id") == "gate"]
+    assert gate["class"] == "remarked"
+    words = page.words()
+    assert "Passed with 2 remarks" in words
+    assert "imbalance : 11 : 1 add images ingest : mind" in words
+    words = Page(render(str(dataset), verdict={**VERDICT, "remarks": remarks})).words()
+    assert words.index("The gate found 1 problem") < words.index("imbalance : 11 : 1")
 
 
 @pytest.mark.parametrize(

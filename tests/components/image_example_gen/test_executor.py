@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
+from beam_jobs.sources import containers
 from beam_jobs.stages import resume, work_dir
 from components.image_example_gen.component import Executor
+from tests.beam_jobs.make_archives import make_tar
 from tests.components.conftest import BEAM_ARGS
+from tests.make_images import jpeg
 
 
 def do(source: Path | str, out: Path, **values) -> standard_artifacts.Examples:
@@ -25,11 +29,11 @@ def do(source: Path | str, out: Path, **values) -> standard_artifacts.Examples:
     return execute(out, options=json.dumps(options.to_json()), input_fingerprint="f00")
 
 
-def execute(out: Path, **properties) -> standard_artifacts.Examples:
+def execute(out: Path, beam_args: Sequence[str] = BEAM_ARGS, **properties) -> standard_artifacts.Examples:
     examples = standard_artifacts.Examples()
     examples.uri = str(out / "examples")
     context = base_beam_executor.BaseBeamExecutor.Context(
-        beam_pipeline_args=BEAM_ARGS, tmp_dir=str(out / "tmp"), unique_id="1"
+        beam_pipeline_args=list(beam_args), tmp_dir=str(out / "tmp"), unique_id="1"
     )
     Executor(context).Do({}, {"examples": [examples]}, {"producer": "", **properties})
     return examples
@@ -44,6 +48,19 @@ def test_the_artifact_becomes_a_sound_dataset_named_by_its_content(photos, datas
     assert examples.get_string_custom_property("input_fingerprint") == "f00"
     assert not (tmp_path / "elsewhere").exists()
     assert not Path("elsewhere").exists()
+
+
+def test_much_that_every_worker_would_unpack_is_refused_by_the_beam_arguments(tmp_path, monkeypatch):
+    """The runner decides, which TFX makes of the arguments; the job server is not asked."""
+    archive = make_tar(tmp_path / "a.tar.gz", {"cat/a.jpg": jpeg(1), "dog/b.jpg": jpeg(2)}, "w:gz")
+    monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", 0)
+    options = json.dumps(IngestOptions(source=str(archive), out="elsewhere", splits={"train": 1.0}).to_json())
+    for runner in ("PortableRunner", "FlinkRunner"):
+        with pytest.raises(OptionError, match=r"a\.tar\.gz is compressed, .* decompress them first"):
+            execute(tmp_path / runner, [f"--runner={runner}", "--job_endpoint=localhost:1"], options=options)
+    for runner in ("FnApiRunner", "DirectRunner"):
+        examples = execute(tmp_path / runner, [f"--runner={runner}"], options=options)
+        assert manifest.load(examples.uri).counts.written == 2
 
 
 def test_splits_keep_the_order_of_the_options(photos, tmp_path):

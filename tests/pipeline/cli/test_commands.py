@@ -49,7 +49,10 @@ WRONG = [
         "ingest photos --out o --side-px 64",
         "--side-px has no effect with --policy copy; give --policy resize or raw too",
     ),
-    ("ingest photos --out o --near-distance 2", "give --near-duplicates report or group or drop too"),
+    *(
+        (f"ingest photos --out o {more} --near-distance 2", "give --near-duplicates report or group or drop too")
+        for more in ("--near-duplicates off", "--facts basic")
+    ),
     ("ingest photos --out o --overwrite --append", "overwrite and append exclude one another; give one of them"),
     ("ingest photos --out o --append", "o holds no dataset to add to; leave --append out to make one"),
     ("ingest photos", "--out is missing; see `feedline ingest --help`"),

@@ -51,7 +51,7 @@ def offered(words: str) -> list[str]:
     [
         ("feedline in", ["init", "ingest", "inspect"]),
         ("feedline schema ", ["init", "show", "diff"]),
-        ("feedline ingest photos --near-duplicates ", ["off", "report", "group", "drop"]),
+        ("feedline ingest photos --near-duplicates ", ["auto", "off", "report", "group", "drop"]),
         ("feedline bench input dataset --split ", ["train", "eval"]),
         ("feedline bench input photos --split ", []),
     ],

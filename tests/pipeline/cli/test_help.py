@@ -103,7 +103,7 @@ def test_options_stand_under_headings(capsys, monkeypatch):
     headings = [line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
     assert headings == [
         *("Options:", "Columns of a table:", "Splits and shards:", "Duplicates:", "Pixels:"),
-        *("Limits of an image:", "Images on web servers:"),
+        *("Limits of an image:", "Images on web servers:", "About the dataset:"),
     ]
     assert "--quality" in text.partition("Pixels:")[2].partition("Limits of an image:")[0]
     assert "--dry-run" in text.partition("Options:")[2].partition("Columns of a table:")[0]

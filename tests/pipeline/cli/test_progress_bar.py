@@ -20,14 +20,16 @@ TOTAL = Progress(1500, 90_000_000)
 @pytest.mark.parametrize(
     ("done", "total", "seconds", "line"),
     [
-        (Progress(), TOTAL, 3.0, "0 of 1,500 images, 0 images/s, 0.0 MB/s"),
+        (Progress(), TOTAL, 3.0, "0 of 1,500 images, 0:03"),
+        (Progress(note="starting decoders"), TOTAL, 7.0, "starting decoders, 0:07"),
+        (Progress(), Progress(), 62.0, "1:02"),
         (
             Progress(500, 50_000_000, 3),
             TOTAL,
             10.0,
             "500 of 1,500 images, 50 images/s, 5.0 MB/s, 3 rejected, 0:20 left",
         ),
-        (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1 images/s, 1.0 MB/s"),  # nobody knows how many there are
+        (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1.0 images/s, 1.0 MB/s"),  # of an unknown number
     ],
 )
 def test_a_line_says_how_far_a_stage_is(done, total, seconds, line):
@@ -38,7 +40,7 @@ def test_the_line_of_a_long_stage_has_the_time_of_its_end(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_770_000_000.0)
     line = common.describe_progress(Progress(10), Progress(100_010), 1.0)
     expected = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_770_010_000))
-    assert line == f"10 of 100,010 images, 10 images/s, 0.0 MB/s, 2:46:40 left, until {expected}"
+    assert line == f"10 of 100,010 images, 10 images/s, 2:46:40 left, until {expected}"
 
 
 class Asked:
@@ -77,6 +79,26 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
     assert len(lines) >= 2
     pattern = r"examining: 500 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_of_stages_within_stages_the_innermost_is_shown(quick, capsys):
+    component, training = Asked(Progress()), Asked(Progress(64, note="epoch 1/2, step 2/9, loss 0.700"))
+    with common.watch_progress("Trainer", Progress(), component):
+        component.wait(2)
+        with common.watch_progress("training", Progress(576), training):
+            training.wait(3)
+        component.wait(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert {line.partition(":")[0] for line in lines} == {"Trainer", "training"}
+    inner = [line for line in lines if line.startswith("training")]
+    assert inner[0].startswith("training: epoch 1/2, step 2/9, loss 0.700, ")
+    assert lines[0].startswith("Trainer")
+    assert lines[-1].startswith("Trainer")  # again
+
+
+def test_the_rate_is_measured_from_the_first_images(capsys):
+    line = common.describe_progress(Progress(300, 6_000_000), Progress(500, 9), 2.0, Progress(100, 2_000_000))
+    assert line == "300 of 500 images, 100 images/s, 2.0 MB/s, 0:02 left"
 
 
 def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):

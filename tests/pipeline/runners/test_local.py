@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
 
 from beam_jobs import ingest
+from beam_jobs.common import system
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from pipeline.config import build
-from pipeline.runners.local import _logging_to, preflight, run
+from pipeline.runners.local import _logging_to, _Progress, preflight, run
 from pipeline.runs.history import Step
 from pipeline.runs.root import check_free, copy_schema, images_dir
 from tests.make_images import class_folders
@@ -76,10 +78,23 @@ def test_a_root_that_cannot_be_written_is_named():
         check_free("/proc/nowhere")
 
 
-def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(tmp_path, capfd):
+@pytest.mark.parametrize("verbose", [False, True])
+def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(tmp_path, capfd, verbose):
     said = []
+    (tmp_path / "data").write_bytes(bytes(2_000_000))
     before = logging.getLogger().handlers[:]
-    with _logging_to(str(tmp_path / "run.log"), said.append):
+    watched = []
+
+    @contextlib.contextmanager
+    def watch(stage, total, read):
+        watched.append(f"{stage} begins")
+        (tmp_path / "data").read_bytes()
+        assert read().note == "2.0 MB read"
+        yield
+        watched.append(f"{stage} ends")
+
+    with _logging_to(str(tmp_path / "run.log"), _Progress(said.append, watch, verbose)):
+        assert system.watch.get() is watch  # for the executors
         logging.getLogger("absl").info("Component Trainer is running.")
         logging.getLogger("tensorflow").info("noise")
         logging.getLogger("absl").info("Component Trainer is finished.")
@@ -88,9 +103,14 @@ def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(t
         logging.getLogger("absl").info("Component Pusher is finished.")
         logging.getLogger().warning("warning   1 class folder holds no good image")
         logging.getLogger().warning("another warning")
+        logging.getLogger("trainer.run_fn").info("records  8 of 1 kB in 1 file")
+        logging.getLogger("absl").info("Component Pusher is running.")
+    assert watched == ["Trainer begins", "Trainer ends", *("Pusher begins", "Pusher ends") * 2]  # the last one failed
+    assert system.watch.get() is system.no_watch
     assert [line.split() for line in said[:2]] == [["Trainer", "0.0", "s"], ["Pusher", "cached"]]
-    assert said[2:] == ["warning   1 class folder holds no good image"]
-    assert "noise" in (tmp_path / "run.log").read_text()
+    plan = "records  8 of 1 kB in 1 file"
+    assert said[2:] == ["warning   1 class folder holds no good image", *[plan] * verbose]
+    assert all(line in (tmp_path / "run.log").read_text() for line in ("noise", plan))
     assert logging.getLogger().handlers == before
     assert capfd.readouterr().err == ""
 

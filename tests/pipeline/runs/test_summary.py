@@ -22,6 +22,8 @@ def summary(dataset):
         dataset=manifest.load(str(dataset)),
         anomalies={"train": 0, "eval": 2},
         findings=(),
+        remarks=(),
+        largest_class_share=0.25,
         baseline=None,
         accuracy=Accuracy(value=0.5, low=0.4038, high=0.5962, images=100),
         blessed=True,
@@ -50,7 +52,10 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["duplicates"] == "none"
     assert lines["schema"] == "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
     assert lines["anomalies"] == "0 in train, 2 in eval"
-    assert lines["accuracy"] == "0.5000, 95 % confidence interval 0.4038 to 0.5962, on 100 images"
+    assert lines["accuracy"] == (
+        "0.5000, 95 % confidence interval 0.4038 to 0.5962, on 100 images; always the largest class gives 0.2500"
+    )
+    assert lines["gate"] == "passed"
     assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
     assert lines["waited"] == "1.2% of the time of the training steps for input"
     assert lines["cache"] == "1 of 2 components served from it"
@@ -66,6 +71,10 @@ def test_text_says_what_a_user_wants_to_know(summary):
             "model        not pushed: loss is nan after step 7; another",
         ),
         ({"findings": ("drift: image/brightness in train: 0.4",)}, "gate         only reports: drift: image"),
+        (
+            {"remarks": ("ingest: a warning above", "imbalance: 11.0 : 1; add images")},
+            "gate         passed with 2 remarks: see the report\nremark       imbalance: 11.0 : 1; add images\nschema",
+        ),
         (
             {"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)},
             "before       0.7500, 95 % confidence interval",

@@ -87,7 +87,10 @@ def test_switches_and_empty_variables_are_no_settings(config, name, value):
         ({"FEEDLINE_EPOCHS": "3"}, "^environment FEEDLINE_EPOCHS: .*; did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
         ({"FEEDLINE_SEED": "3"}, "did you mean FEEDLINE_INGEST__SEED or FEEDLINE_INPUT__SEED\\?$"),
         ({"FEEDLINE_CHROMIUM": "1"}, "FEEDLINE_CHROMIUM: .* the nearest is FEEDLINE_\\w+ or .*; unset it"),
-        ({"FEEDLINE_TRAIN": "{epoch: 3}"}, "environment FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs\\?"),
+        (
+            {"FEEDLINE_TRAIN": "{epoch: 3}"},
+            "environment FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs or step_epochs\\?",
+        ),
         ({"FEEDLINE_": "1"}, "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
         ({"FEEDLINE_ROOT": "{"}, "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
     ],
@@ -103,7 +106,10 @@ def test_a_wrong_variable_is_named_with_the_nearest_setting(config, environ, mes
         (["epochs"], "--set is 'epochs'; write it as train.epochs=20"),
         (["train..epochs=3"], "write it as train.epochs=20"),
         (["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
-        (["train={epoch: 3}"], "option --set: there is no setting 'train.epoch'; did you mean epochs\\?"),
+        (
+            ["train={epoch: 3}"],
+            "option --set: there is no setting 'train.epoch'; did you mean epochs or step_epochs\\?",
+        ),
         (["input.balance=uniform", "input.balance.cat=1"], "input.balance is 'uniform' \\(option --set\\); to name"),
     ],
 )

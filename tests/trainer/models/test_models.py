@@ -63,10 +63,16 @@ def test_a_channel_that_never_varies_is_not_divided_by_zero():
 
 @pytest.mark.parametrize(
     ("side_px", "expected"),
-    [(2, [32]), (8, [32]), (16, [32, 64]), (224, [32, 64, 128, 256, 256, 256])],
+    [
+        *((2, [32]), (8, [32]), (16, [32, 64]), (127, [32, 64, 128, 256, 256])),
+        *((128, [32, 64, 128, 256]), (224, [32, 64, 128, 256, 256])),
+    ],
 )
 def test_small_cnn_halves_until_four_pixels(side_px, expected):
     assert filters(side_px) == expected
+    model = build_model("small_cnn", spec(side_px=side_px))
+    sides = [layer.output.shape[1] for layer in model.layers if isinstance(layer, keras.layers.MaxPooling2D)]
+    assert sides[-1] in (1, 3, 4)
 
 
 # 0.27 million weights is what the paper counts (table 6); 6.6 million what Page does.

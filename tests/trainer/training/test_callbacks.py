@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import time
 
 import keras
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.training.callbacks import WaitMeter, timed
+from trainer.training.callbacks import Profile, WaitMeter, epoch_line, timed
+from trainer.training.checkpoint import Progress
 
 SLOW_S = 0.05
 STEPS = 12
@@ -89,3 +91,29 @@ def test_a_wait_is_that_of_the_asking_not_of_the_making():
     for _ in range(3):
         next(stream)
     assert meter.take() > SLOW_S / 2
+
+
+def test_the_line_of_an_epoch_reads_like_this():
+    logs = {"loss": 0.51239, "accuracy": 0.9, "val_loss": 1.0, "images_per_second": 1234.4, "input_wait": 0.0042}
+    assert epoch_line(2, 10, {**logs, "recall/cat": 0.1}) == (
+        "epoch 3/10  loss 0.5124  accuracy 0.9000  val_loss 1.0000  1,234 images/s  waited for input 0.4 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "at_once", "expected"),
+    [((3, 5), 2, (4, 6)), ((0, 1), 1, (0, 1)), ((6, 100), 1, (6, 8)), ((50, 60), 1, None)],
+)
+def test_only_the_window_of_steps_is_profiled(window, at_once, expected):
+    progress, seen = Progress(), []
+    profile = Profile(
+        progress, window, "logs", lambda _: seen.append(progress.step), lambda: seen.append(progress.step)
+    )
+    for batch in itertools.count(0, at_once):
+        if batch >= 8:
+            break
+        profile.on_train_batch_begin(batch)
+        progress.step += at_once
+        profile.on_train_batch_end(batch)
+    profile.on_train_end()
+    assert (tuple(seen) or None) == expected

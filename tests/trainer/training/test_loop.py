@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from beam_jobs.common import system
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
 from trainer.evaluation.evaluate import evaluate
 from trainer.options import TrainOptions
-from trainer.training.callbacks import Profile, epoch_line, is_better, timed
+from trainer.training import loop
+from trainer.training.callbacks import is_better, timed
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Segment, Task, fit_steps, segments, train
 
@@ -382,11 +385,45 @@ def test_every_epoch_is_one_line_with_the_wait(capsys):
     assert all("loss " in line and " images/s  waited for input " in line and line.endswith(" %") for line in lines)
 
 
-def test_the_line_of_an_epoch_reads_like_this():
-    logs = {"loss": 0.51239, "accuracy": 0.9, "val_loss": 1.0, "images_per_second": 1234.4, "input_wait": 0.0042}
-    assert epoch_line(2, 10, {**logs, "recall/cat": 0.1}) == (
-        "epoch 3/10  loss 0.5124  accuracy 0.9000  val_loss 1.0000  1,234 images/s  waited for input 0.4 %"
+def test_a_display_sees_the_steps_of_a_training_and_its_validation():
+    seen = []
+
+    @contextlib.contextmanager
+    def watch(stage, total, read):
+        seen.append((stage, total.images))
+        displayed.append(read)
+        yield
+
+    displayed: list[Callable[[], system.Progress]] = []
+    act = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(
+            (displayed[0]().images, displayed[0]().note.rpartition(",")[0])
+        )
     )
+    shown = system.watch.set(watch)
+    try:
+        trained(told(epochs=2), callbacks=(act,), validate=lambda _: {"loss": seen.append(displayed[0]().note) or 1.0})
+    finally:
+        system.watch.reset(shown)
+    assert seen[0] == ("training", 2 * STEPS * BATCH)
+    assert seen[1] == (BATCH, "epoch 1/2, step 1/4")
+    assert seen[STEPS] == (STEPS * BATCH, "epoch 1/2, step 4/4")
+    assert seen[STEPS + 1].startswith("epoch 1/2, validating, loss ")
+    assert seen[-2] == (2 * STEPS * BATCH, "epoch 2/2, step 4/4")
+
+
+def test_a_long_training_says_how_long_it_takes_and_what_a_smaller_side_would_save(capsys, monkeypatch):
+    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    trained(told(epochs=3), validation_steps=9)
+    lines = capsys.readouterr().err.splitlines()
+    forecasts = [line for line in lines if line.startswith("about")]
+    assert len(forecasts) == 1
+    assert re.fullmatch(r"about \d:\d\d of training left at [\d,.]+ images/s", forecasts[0])
+    assert lines[1].startswith("about")  # five steps after the first, which compiles
+    monkeypatch.setattr(loop, "_LONG_S", 0.0)
+    for saved, hint in ((-1.0, ""), (1e3, "; about 0:00 with input.image_side_px=48")):
+        trained(told(epochs=3), time_smaller=lambda saved=saved: (48, saved))
+        assert f"images/s{hint}\n" in capsys.readouterr().err
 
 
 def test_the_wait_and_the_figures_go_to_tensorboard(tmp_path):
@@ -397,25 +434,6 @@ def test_the_wait_and_the_figures_go_to_tensorboard(tmp_path):
         tags.setdefault(path.parent.name, set()).update(found)
     assert {"epoch_loss", "epoch_input_wait", "epoch_images_per_second", "epoch_learning_rate"} <= tags["train"]
     assert {"epoch_loss", "epoch_accuracy"} <= tags["validation"]
-
-
-@pytest.mark.parametrize(
-    ("window", "at_once", "expected"),
-    [((3, 5), 2, (4, 6)), ((0, 1), 1, (0, 1)), ((6, 100), 1, (6, 8)), ((50, 60), 1, None)],
-)
-def test_only_the_window_of_steps_is_profiled(window, at_once, expected):
-    progress, seen = Progress(), []
-    profile = Profile(
-        progress, window, "logs", lambda _: seen.append(progress.step), lambda: seen.append(progress.step)
-    )
-    for batch in itertools.count(0, at_once):
-        if batch >= 8:
-            break
-        profile.on_train_batch_begin(batch)
-        progress.step += at_once
-        profile.on_train_batch_end(batch)
-    profile.on_train_end()
-    assert (tuple(seen) or None) == expected
 
 
 def test_a_profile_is_written_for_tensorboard(tmp_path):

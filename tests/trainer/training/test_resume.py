@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -106,4 +107,6 @@ def test_a_training_that_was_killed_ends_with_the_very_weights_of_one_that_was_n
 def test_a_resumed_training_makes_the_remaining_steps_alone(runs):
     printed = [line.split()[1] for line in runs.said.splitlines() if line.startswith("epoch ")]
     assert printed == ["1/3", "2/3", "3/3", *["2/3", "3/3"] * len(KILLED)]
-    assert runs.said.count("continuing") == len(KILLED)
+    places = re.findall(r"continuing at (epoch \d of 3, step \d+ of \d+), from /", runs.said)
+    assert len(places) == len(KILLED)
+    assert {place.partition(",")[0] for place in places} == {"epoch 2 of 3"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -405,3 +406,14 @@ def is_fork_server(process: psutil.Process) -> bool:
 def own_decoders() -> list[psutil.Process]:
     fork_servers = [process for process in psutil.Process().children() if is_fork_server(process)]
     return [child for fork_server in fork_servers for child in fork_server.children()]
+
+
+def test_a_fork_server_whose_parent_is_gone_ends_before_it_has_imported_tensorflow():
+    code = "import os, psutil; from beam_jobs.images import sandbox; sandbox.start(); "
+    code += "print(psutil.Process().children()[0].pid, flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    maps = Path("/proc", done.stdout.strip(), "maps")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while text := maps.read_text():  # empty once it has ended
+            assert "libtensorflow" not in text
+            time.sleep(0.01)

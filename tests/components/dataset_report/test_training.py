@@ -6,8 +6,8 @@ import pytest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.augmentation import TRAINING_INPUTS, apply_chain, augmentation
 from components.dataset_report.shown import Album, open_images
+from components.dataset_report.training import TRAINING_INPUTS, apply_chain, augmentation
 from tests import image_table
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg

@@ -1,13 +1,15 @@
-"""The preview of augmentation: stored images, and the results of the ops of the trainer."""
+"""Sections about the training: what augmentation does with stored images, and the figures by epoch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from beam_jobs.common import strings
 from beam_jobs.dataset import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
@@ -177,4 +179,131 @@ def _example(
         training=[picture for picture in training if picture],
         evaluation=evaluated,
         facts=images.facts(row),
+    )
+
+
+_MOST_EPOCHS, _CHART_WIDTH, _CHART_HEIGHT = 500, 400.0, 120.0  # the latter in pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """A figure of training and validation by epoch, drawn.
+
+    Attributes:
+      name: name of the figure.
+      low: value at the lower edge.
+      high: value at the upper edge.
+      lines: name of a figure -> points of its line.
+      best: place of the best value of the validation, or of the training without one, pixels; and its text.
+    """
+
+    name: str
+    low: float
+    high: float
+    lines: Mapping[str, str]
+    best: tuple[float, float, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The training of the model.
+
+    Attributes:
+      facts: names and values.
+      curves: loss and accuracy by epoch.
+      best_x: place of the epoch that was exported, pixels; None if it is the last by choice.
+      columns: names of the columns of the table.
+      epochs: values of each epoch, as text; of a long training, of some.
+    """
+
+    facts: Sequence[tuple[str, str]]
+    curves: Sequence[Curves]
+    best_x: float | None
+    columns: Sequence[str]
+    epochs: Sequence[Sequence[str]]
+
+
+_COLUMNS = {
+    "loss": "Loss",
+    "val_loss": "Loss of validation",
+    "accuracy": "Accuracy",
+    "val_accuracy": "Accuracy of validation",
+    "learning_rate": "Learning rate",
+    "images_per_second": "Images/s",
+    "input_wait": "Waited for input",
+}
+
+
+def training(values: Mapping[str, Any]) -> Training:
+    """Returns the content of a `training.json`; missing keys result in empty fields."""
+    history = {name: list(map(float, series)) for name, series in values.get("history", {}).items()}
+    options, best = dict(values.get("config", {}).get("train", {})), dict(values.get("best", {}))
+    best = best if best.get("value") is not None else {}
+    count = max(map(len, history.values()), default=0)
+    seconds, is_best = sum(history.get("train_seconds", ())), values.get("exported") == "best"
+    facts = [
+        ("Model", shown.text(options.get("model", ""), 200)),
+        ("Parameters", f"{values['parameters']:,}" if "parameters" in values else ""),
+        ("Optimizer", shown.text(options.get("optimizer", ""))),
+        ("Learning rate", f"{options['learning_rate']:g}, {options['schedule']}" if "schedule" in options else ""),
+        ("Epochs", f"{count} of {options.get('epochs', count)}"),
+        ("Best epoch", f"{best['epoch'] + 1}, by {best['monitor']}" if best else ""),
+        ("Exported", "the best epoch" if is_best else "the last epoch"),
+        ("Duration of the steps", strings.clock_time(seconds) if seconds else ""),
+        ("Waited for input", shown.percent(values.get("input_wait", 0.0))),
+    ]
+    columns = [name for name in _COLUMNS if name in history]
+    return Training(
+        facts=[(name, value) for name, value in facts if value],
+        curves=[curves for name in ("loss", "accuracy", "auc") if (curves := _curves(name, history))],
+        best_x=_place(best["epoch"], count) if is_best and best else None,
+        columns=[_COLUMNS[name] for name in columns],
+        epochs=[
+            [str(epoch + 1), *(_figure(name, history[name], epoch - count) for name in columns)]
+            for epoch in range(0, count, _stride(count))
+        ],
+    )
+
+
+def _stride(count: int) -> int:
+    return max(1, -(-count // _MOST_EPOCHS))
+
+
+def _figure(name: str, series: Sequence[float], place: int) -> str:
+    """Returns a value as text; a figure that a release added in the middle of a training has none at its beginning."""
+    if -place > len(series):
+        return "-"
+    return shown.percent(series[place]) if name == "input_wait" else f"{series[place]:.4g}"
+
+
+def _place(epoch: int, count: int) -> float:
+    return _CHART_WIDTH * epoch / max(1, count - 1)
+
+
+def _curves(name: str, history: Mapping[str, Sequence[float]]) -> Curves | None:
+    lines = {key: history[key] for key in (name, f"val_{name}") if history.get(key)}
+    values = [value for line in lines.values() for value in line if math.isfinite(value)]
+    if not values:
+        return None
+    low, high = min(values), max(values)
+    points = {
+        key: [
+            (_place(epoch, len(line)), _CHART_HEIGHT * (1 - (value - low) / ((high - low) or 1)), epoch, value)
+            for epoch, value in list(enumerate(line))[:: _stride(len(line))]
+            if math.isfinite(value)
+        ]
+        for key, line in lines.items()
+    }
+    candidates = points.get(f"val_{name}") or points[name]
+    x, y, epoch, value = (min if name == "loss" else max)(candidates, key=lambda point: point[3])
+    return Curves(
+        name=name,
+        low=low,
+        high=high,
+        # Twice, because a line of one point is not drawn.
+        lines={
+            key: " ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in (line * 2 if len(line) == 1 else line))
+            for key, line in points.items()
+        },
+        best=(x, y, f"best: {value:.4g} in epoch {epoch + 1}"),
     )
