@@ -36,13 +36,7 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import append, examine, reject_table, replace, resume, work_dir, write
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
-from beam_jobs.stages.publish import (
-    SourceFacts,
-    check_unpublished,
-    dataset_options,
-    producer,
-    publish,
-)
+from beam_jobs.stages.publish import SourceFacts, check_unpublished, dataset_options, producer, publish
 from beam_jobs.stages.scan import Bucket, Scan, scan
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
 from beam_jobs.stages.write import (

@@ -208,9 +208,9 @@ def _model_nodes(
         examples,
         evaluator.outputs["evaluation"],
         data_nodes.gate.outputs["verdict"],
-        model,
         input_options=asdict(config.input),
         source=_class_folders_dir(config),
         code=code,
+        **trainer.outputs,
     )
     return [transform, trainer, *baseline, evaluator, pusher, report]

@@ -45,13 +45,7 @@ OF_EXTRAS = {
     **dict.fromkeys(
         (
             f"pipeline/{name}.py"
-            for name in (
-                "pipeline",
-                "runs/history",
-                "runs/lineage",
-                "runs/lineage_find",
-                "runs/summary",
-            )
+            for name in ("pipeline", "runs/history", "runs/lineage", "runs/lineage_find", "runs/summary")
         ),
         "tfx",
     ),

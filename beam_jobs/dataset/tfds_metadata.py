@@ -33,10 +33,7 @@ def _tensor(dtype: str, *shape: int) -> _Feature:
 
 
 def _sequence(feature: _Feature) -> _Feature:
-    return {
-        "pythonClassName": _CORE + "sequence_feature.Sequence",
-        "sequence": {"feature": feature, "length": "-1"},
-    }
+    return {"pythonClassName": _CORE + "sequence_feature.Sequence", "sequence": {"feature": feature, "length": "-1"}}
 
 
 def _image(channels: int) -> _Feature:
@@ -45,10 +42,7 @@ def _image(channels: int) -> _Feature:
 
 
 def _class_label(count: int) -> _Feature:
-    return {
-        "pythonClassName": _CORE + "class_label_feature.ClassLabel",
-        "classLabel": {"numClasses": str(count)},
-    }
+    return {"pythonClassName": _CORE + "class_label_feature.ClassLabel", "classLabel": {"numClasses": str(count)}}
 
 
 _TEXT: _Feature = {"pythonClassName": _CORE + "text_feature.Text", "text": {}}

@@ -100,12 +100,7 @@ KNOWN_ROLES = (
         labels=("label", "coarse_label", "objects/label"),
         keys=("file_name", "image/filename", "image/id", "id"),
     ),
-    FeatureRoles(
-        looks_like="WebDataset",
-        image=("jpg", "jpeg", "png", "webp"),
-        labels=("cls",),
-        keys=("__key__",),
-    ),
+    FeatureRoles(looks_like="WebDataset", image=("jpg", "jpeg", "png", "webp"), labels=("cls",), keys=("__key__",)),
     FeatureRoles(looks_like="the TFRecord tutorial of TensorFlow", image=("image_raw",), labels=("label",)),
 )
 

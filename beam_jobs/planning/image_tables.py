@@ -147,11 +147,7 @@ class ImageTables(Database):
 
 @contextlib.contextmanager
 def open_tables(
-    facts: Sequence[str],
-    existing: Sequence[str],
-    options: IngestOptions,
-    label_kind: str,
-    spill: str = "",
+    facts: Sequence[str], existing: Sequence[str], options: IngestOptions, label_kind: str, spill: str = ""
 ) -> Iterator[ImageTables]:
     """Loads the images into a database that is open inside the block; rejects all new images of a key but the first.
 

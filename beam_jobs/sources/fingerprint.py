@@ -115,10 +115,7 @@ def _describe(
         return files.digest(path, slice_text, lambda: reader.read(uri, slice_text))
 
     try:
-        digests = (
-            listed or digest(entry.uri, entry.slice),
-            digest(mask, "") if mask else hashlib.sha256().hexdigest(),
-        )
+        digests = (listed or digest(entry.uri, entry.slice), digest(mask, "") if mask else hashlib.sha256().hexdigest())
     except BadImage as bad:
         return json.dumps([row, bad.detail], sort_keys=True).encode()
     except Unreadable as fault:

@@ -59,12 +59,7 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
         rows = compare(
-            files,
-            arguments.count,
-            arguments.only,
-            arguments.cache.absolute(),
-            arguments.rounds,
-            dict(arguments.python),
+            files, arguments.count, arguments.only, arguments.cache.absolute(), arguments.rounds, dict(arguments.python)
         )
     print(table(rows))
     if arguments.out:

@@ -55,13 +55,7 @@ def _cifar(encoded: Any) -> Any:
     side = TASKS["cifar"].side_px
     images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
     # DALI pads with a constant, not with the mirrored edge.
-    images = fn.crop(
-        images,
-        crop=(side + 8, side + 8),
-        crop_pos_x=0.5,
-        crop_pos_y=0.5,
-        out_of_bounds_policy="pad",
-    )
+    images = fn.crop(images, crop=(side + 8, side + 8), crop_pos_x=0.5, crop_pos_y=0.5, out_of_bounds_policy="pad")
     images = fn.crop_mirror_normalize(
         images,
         crop=(side, side),

@@ -73,12 +73,7 @@ class Runner:
 
 
 def compare(
-    source: Path,
-    counts: tuple[int, int],
-    names: Iterable[str],
-    cache: Path,
-    rounds: int = ROUNDS,
-    say: Say = print,
+    source: Path, counts: tuple[int, int], names: Iterable[str], cache: Path, rounds: int = ROUNDS, say: Say = print
 ) -> dict[str, Row]:
     """Compares Feedline with the named peers.
 

@@ -137,10 +137,7 @@ def load_baseline(
 class DatasetGateSpec(types.ComponentSpec):
     """Wiring of DatasetGate."""
 
-    PARAMETERS = {
-        LIMITS_KEY: ExecutionParameter(type=str),
-        CODE_KEY: ExecutionParameter(type=str, optional=True),
-    }
+    PARAMETERS = {LIMITS_KEY: ExecutionParameter(type=str), CODE_KEY: ExecutionParameter(type=str, optional=True)}
     INPUTS = {
         EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
         ANOMALIES_KEY: ChannelParameter(type=standard_artifacts.ExampleAnomalies),

@@ -16,13 +16,16 @@ from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from components.artifacts import Artifacts, DatasetVerdict, HtmlReport
 from components.dataset_gate.component import VERDICT_NAME
+from components.dataset_report import RunDetails
 from components.dataset_report.render import render
 from components.evaluation import load_evaluation
+from trainer.run_fn import HISTORY_NAME
 
 EXAMPLES_KEY = "examples"
 EVALUATION_KEY = "evaluation"
 VERDICT_KEY = "verdict"
 MODEL_KEY = "model"
+MODEL_RUN_KEY = "model_run"
 REPORT_KEY = "report"
 INPUT_OPTIONS_KEY = "input_options"
 SOURCE_KEY = "source"
@@ -41,14 +44,16 @@ class Executor(base_executor.BaseExecutor):
           CorruptDataset: a file of the dataset, or the evaluation, is damaged.
         """
         dataset = artifact_utils.get_single_uri(input_dict[EXAMPLES_KEY])
-        evaluation, verdict, model = (_uri(input_dict, key) for key in (EVALUATION_KEY, VERDICT_KEY, MODEL_KEY))
+        keys = (EVALUATION_KEY, VERDICT_KEY, MODEL_KEY, MODEL_RUN_KEY)
+        evaluation, verdict, model, model_run = (_uri(input_dict, key) for key in keys)
         options = exec_properties.get(INPUT_OPTIONS_KEY)
         page = render(
             dataset,
             load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
-            verdict=json.loads(storage.read_bytes(storage.join(verdict, VERDICT_NAME))) if verdict else None,
+            verdict=_read(verdict, VERDICT_NAME),
             model=path_utils.serving_model_path(model) if model else "",
             input_options=json.loads(options) if options else None,
+            run=RunDetails(training=_read(model_run, HISTORY_NAME)),
             source=exec_properties.get(SOURCE_KEY) or "",
         )
         directory = artifact_utils.get_single_uri(output_dict[REPORT_KEY])
@@ -59,6 +64,11 @@ def _uri(input_dict: Artifacts, key: str) -> str:
     """Returns the URI of an optional input; empty without one."""
     artifacts = input_dict.get(key)
     return artifact_utils.get_single_uri(artifacts) if artifacts else ""
+
+
+def _read(directory: str, name: str) -> dict[str, Any] | None:
+    """Returns the content of a JSON file of an artifact; None without the artifact."""
+    return json.loads(storage.read_bytes(storage.join(directory, name))) if directory else None
 
 
 class DatasetReportSpec(types.ComponentSpec):
@@ -74,6 +84,7 @@ class DatasetReportSpec(types.ComponentSpec):
         EVALUATION_KEY: ChannelParameter(type=standard_artifacts.ModelEvaluation, optional=True),
         VERDICT_KEY: ChannelParameter(type=DatasetVerdict, optional=True),
         MODEL_KEY: ChannelParameter(type=standard_artifacts.Model, optional=True),
+        MODEL_RUN_KEY: ChannelParameter(type=standard_artifacts.ModelRun, optional=True),
     }
     OUTPUTS = {REPORT_KEY: ChannelParameter(type=HtmlReport)}
 
@@ -82,9 +93,7 @@ class DatasetReport(base_component.BaseComponent):
     """Writes `report.html`: card, gallery, distributions, rejects, duplicates, and sections about the model.
 
     Example:
-      report = DatasetReport(
-          example_gen.outputs["examples"], evaluator.outputs["evaluation"], model=trainer.outputs["model"]
-      )
+      report = DatasetReport(example_gen.outputs["examples"], evaluator.outputs["evaluation"], **trainer.outputs)
 
     Outputs:
       report: `HtmlReport`.
@@ -98,11 +107,11 @@ class DatasetReport(base_component.BaseComponent):
         examples: types.BaseChannel,
         evaluation: types.BaseChannel | None = None,
         verdict: types.BaseChannel | None = None,
-        model: types.BaseChannel | None = None,
         *,
         input_options: Mapping[str, Any] | None = None,
         source: str = "",
         code: str = "",
+        **trained: types.BaseChannel,
     ) -> None:
         """Builds the component.
 
@@ -110,11 +119,14 @@ class DatasetReport(base_component.BaseComponent):
           examples: a Feedline dataset.
           evaluation: output of Evaluator for a model of the dataset.
           verdict: output of the gate.
-          model: model trained on the dataset, for the worst mistakes on the evaluation split.
           input_options: `InputOptions` as JSON values, for the preview of augmentation.
           source: directory of the source images, for pictures of the rejects.
           code: version of the code, a part of the cache key.
+          trained: outputs of a Trainer of the dataset: `model` for the worst mistakes on the evaluation split,
+            `model_run` for the figures by epoch.
         """
+        if unknown := trained.keys() - {MODEL_KEY, MODEL_RUN_KEY}:
+            raise TypeError(f"no outputs of a Trainer: {', '.join(sorted(unknown))}; there are model and model_run")
         values = {
             INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
             SOURCE_KEY: source,
@@ -122,7 +134,7 @@ class DatasetReport(base_component.BaseComponent):
             EXAMPLES_KEY: examples,
             EVALUATION_KEY: evaluation,
             VERDICT_KEY: verdict,
-            MODEL_KEY: model,
             REPORT_KEY: types.Channel(type=HtmlReport),
+            **trained,
         }
         super().__init__(spec=DatasetReportSpec(**values))

@@ -68,11 +68,7 @@ def test_a_choice_by_the_lower_bound_sees_the_interval(shades, plain):
 
 
 @pytest.mark.parametrize(
-    ("train", "changes"),
-    [
-        ({}, {"train_ops": "decode|resize(8)|cutmix(1.0)"}),
-        ({"strategy": "mirrored"}, {}),
-    ],
+    ("train", "changes"), [({}, {"train_ops": "decode|resize(8)|cutmix(1.0)"}), ({"strategy": "mirrored"}, {})]
 )
 def test_images_of_weight_zero_teach_nothing_and_are_not_counted(weighted, train, changes):
     options = {"epochs": 12, "learning_rate": 0.02, **train}

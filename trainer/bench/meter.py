@@ -98,10 +98,7 @@ def sample(
 
 
 def measure_alternately(
-    subjects: Sequence[Subject],
-    seconds: float,
-    rounds: int = ROUNDS,
-    on_sample: Callable[[str], None] = lambda _: None,
+    subjects: Sequence[Subject], seconds: float, rounds: int = ROUNDS, on_sample: Callable[[str], None] = lambda _: None
 ) -> dict[str, Cost]:
     """Measures all subjects once per round and returns name -> medians.
 

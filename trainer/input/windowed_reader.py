@@ -218,9 +218,6 @@ def _read_runs(runs: tf.data.Dataset, index: RecordIndex, readers: int) -> tf.da
 def _read_run(name: tf.Tensor, offset: tf.Tensor, length: tf.Tensor, buffer_bytes: int) -> tf.data.Dataset:
     # `TFRecordDataset` has no argument for the offset.
     records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[name],
-        compression_type="",
-        buffer_size=tf.constant(buffer_bytes, tf.int64),
-        byte_offsets=[offset],
+        filenames=[name], compression_type="", buffer_size=tf.constant(buffer_bytes, tf.int64), byte_offsets=[offset]
     )
     return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(length)

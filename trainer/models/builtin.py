@@ -194,9 +194,7 @@ def _application_base(name: str, builder: Callable[..., keras.Model], spec: Mode
     try:
         with _network_timeout(_TIMEOUT_S):
             return builder(
-                include_top=False,
-                weights=IMAGENET if pretrained else None,
-                input_shape=(spec.side_px, spec.side_px, 3),
+                include_top=False, weights=IMAGENET if pretrained else None, input_shape=(spec.side_px, spec.side_px, 3)
             )
     except ValueError as error:
         raise OptionError(f"{name} does not take images of {spec.side_px} pixels: {_first_line(error)}") from error

@@ -103,7 +103,8 @@ class Clock(keras.callbacks.Callback):
       epoch_images: images in all steps of an epoch.
       epoch_steps: steps of an epoch.
       options: options of the training.
-      forecast: takes the seconds per step once five steps were timed.
+      forecast: takes the seconds of a step once five were timed, and again at the end of that epoch, with the seconds
+        of its validation.
       out: stream for the line of each epoch; standard error by default.
     """
 
@@ -114,7 +115,7 @@ class Clock(keras.callbacks.Callback):
         epoch_images: int,
         epoch_steps: int,
         options: TrainOptions,
-        forecast: Callable[[float], object] = lambda _: None,
+        forecast: Callable[[float, float | None], object] = lambda *_: None,
         out: TextIO | None = None,
     ) -> None:
         super().__init__()
@@ -122,7 +123,8 @@ class Clock(keras.callbacks.Callback):
         self._meter = meter
         self._epoch_images = epoch_images
         self._epoch_steps = epoch_steps
-        self._forecast: Callable[[float], object] | None = forecast
+        self._forecast = forecast
+        self._forecasts = 0
         self._epochs = options.epochs
         self._steps = options.steps_per_execution
         self._out = out
@@ -134,6 +136,7 @@ class Clock(keras.callbacks.Callback):
         self._epoch = progress.step // epoch_steps
         self._loss = math.nan
         self._is_validating = False
+        self._validation_mark = self._validation_seconds = 0.0
 
     def done(self) -> system.Progress:
         """Returns the images of the finished steps of this process, and epoch, step and loss as a note."""
@@ -147,10 +150,12 @@ class Clock(keras.callbacks.Callback):
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
         self._is_validating = True
+        self._validation_mark = time.monotonic()
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
         self._is_validating = False
+        self._validation_seconds = time.monotonic() - self._validation_mark
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -175,9 +180,9 @@ class Clock(keras.callbacks.Callback):
             self._timed_steps += self._steps
             self._timed_seconds += seconds
         self._is_first = False
-        if self._forecast and self._timed_steps >= _TIMED_STEPS:
-            self._forecast(self._timed_seconds / self._timed_steps)
-            self._forecast, self._mark = None, time.monotonic()
+        if self._forecasts == 0 and self._timed_steps >= _TIMED_STEPS:
+            self._give_forecast(None)
+            self._mark = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -189,6 +194,12 @@ class Clock(keras.callbacks.Callback):
         logs[LEARNING_RATE] = float(self.model.optimizer.learning_rate)
         say(epoch_line(epoch, self._epochs, logs), self._out)
         progress.begin_epoch()
+        if self._forecasts == 1:
+            self._give_forecast(self._validation_seconds)
+
+    def _give_forecast(self, validation_seconds: float | None) -> None:
+        self._forecasts += 1
+        self._forecast(self._timed_seconds / self._timed_steps, validation_seconds)
 
 
 def say(line: str, out: TextIO | None = None) -> None:

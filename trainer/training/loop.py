@@ -25,16 +25,7 @@ from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
 from trainer.training import transfer
-from trainer.training.callbacks import (
-    AverageWeights,
-    BestEpoch,
-    Clock,
-    FiniteLoss,
-    History,
-    Profile,
-    WaitMeter,
-    say,
-)
+from trainer.training.callbacks import AverageWeights, BestEpoch, Clock, FiniteLoss, History, Profile, WaitMeter, say
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
 from trainer.training.optimizers import exported_weights, make_optimizer
@@ -269,23 +260,23 @@ class _Training:
                 self._progress.diverged = str(error)
                 break
 
-    def _forecast(self, step_seconds: float) -> None:
-        """Prints how long the training will take if it is minutes, and how long with smaller images."""
-        task = self._task
-        epoch = self._progress.step // task.steps
-        # A validation has no backward pass, which takes about two thirds of a step.
-        steps = float(self._options.epochs * task.steps - self._progress.step)
-        steps += (self._options.epochs - epoch) * (task.validation_steps / 3 if task.validate else 0)
-        if steps * step_seconds < _SHORT_S:
+    def _forecast(self, step_seconds: float, validation_seconds: float | None) -> None:
+        """Prints how long the training will take if it is minutes, and first how long with smaller images."""
+        task, is_first = self._task, validation_seconds is None
+        if validation_seconds is None:
+            # A validation has no backward pass, which takes about two thirds of a step.
+            validation_seconds = step_seconds * task.validation_steps / 3 if task.validate else 0.0
+        seconds = (self._options.epochs * task.steps - self._progress.step) * step_seconds
+        seconds += (self._options.epochs - self._progress.step // task.steps) * validation_seconds
+        if seconds <= _SHORT_S:
             return
-        rate = task.batch_size / step_seconds
-        text = f"about {clock_time(steps * step_seconds)} of training left at {rate:,.1f} images/s"
-        smaller = task.time_smaller() if steps * step_seconds > _LONG_S else None
+        text = f"about {clock_time(seconds)} of training left at {task.batch_size / step_seconds:,.1f} images/s"
+        smaller = task.time_smaller() if is_first and seconds > _LONG_S else None
         if smaller:
             side, saved = smaller
             if saved > _WORTH_SAVING * step_seconds:
-                seconds = steps * max(0.0, step_seconds - saved)
-                text += f"; about {clock_time(seconds)} with input.image_side_px={side}"
+                less = seconds * max(0.0, 1 - saved / step_seconds)
+                text += f"; about {clock_time(less)} with input.image_side_px={side}"
         say(text)
 
     def _restore(self, checkpoint: Checkpoint) -> None:

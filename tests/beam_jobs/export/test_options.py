@@ -122,13 +122,7 @@ def test_the_dataset_card_of_the_hub_has_the_description(described, tmp_path, gi
     found = yaml.safe_load(head)
     assert tuple(map(found.get, ("pretty_name", "license", "license_name", "license_link"))) == front
     assert text.strip().split("\n\n") == [
-        *(
-            f"# {front[0]}",
-            "## Intended use",
-            "To tell sky from petals.",
-            "## Authors",
-            "Ada, Bob, Example Lab",
-        ),
+        *(f"# {front[0]}", "## Intended use", "To tell sky from petals.", "## Authors", "Ada, Bob, Example Lab"),
         *("## Page", "https://example.org/photos", "## Published", "2026-01-31"),
         *("## Citation", "````\n@misc{photos}\n```\n````"),
     ]

@@ -27,13 +27,7 @@ def _short_pauses(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("uri", "url"),
-    [
-        ("http://x/a.jpg", True),
-        ("HTTPS://X/a.jpg", True),
-        ("cat/http://x", False),
-        ("http:/x", False),
-    ],
+    ("uri", "url"), [("http://x/a.jpg", True), ("HTTPS://X/a.jpg", True), ("cat/http://x", False), ("http:/x", False)]
 )
 def test_urls_are_told_by_their_scheme(uri, url):
     assert http_fetch.is_url(uri) is url

@@ -46,8 +46,7 @@ def test_raw_pixels_of_what_is_dropped_lie_in_the_spool(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"duplicates": "drop"}, {"pixels": PixelOptions(policy="resize")}, {"out": "gs://bucket/out"}],
+    "values", [{"duplicates": "drop"}, {"pixels": PixelOptions(policy="resize")}, {"out": "gs://bucket/out"}]
 )
 def test_nothing_is_asked_for_that_nobody_knows(tmp_path, values):
     chosen = IngestOptions(**{"source": "photos", "out": str(tmp_path), **values})

@@ -68,8 +68,7 @@ def build(root: Path, seed: int) -> tfx.dsl.Pipeline:
     examples = example_gen.outputs["examples"]
     extra = [record.EXTRA_PREFIX + name for name in ingest.columns.extra]
     statistics = tfx.components.StatisticsGen(
-        examples=examples,
-        stats_options=tfdv.StatsOptions(feature_allowlist=[*record.STATISTICS_FEATURES, *extra]),
+        examples=examples, stats_options=tfdv.StatsOptions(feature_allowlist=[*record.STATISTICS_FEATURES, *extra])
     )
     schema = tfx.components.SchemaGen(statistics=statistics.outputs["statistics"], infer_feature_shape=True)
     transform = tfx.components.Transform(

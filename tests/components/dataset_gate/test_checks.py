@@ -98,6 +98,6 @@ def test_all_checks_report_together(library):
     limits = GateLimits(min_images_per_class=100, min_side_px=500, max_reject_ratio=0, skew_limits={"class": 0})
     outcome = check_dataset(library.load("rejects"), {"train": anomalies(height="x")}, limits)
     assert [finding.check for finding in outcome.findings] == [
-        *("anomaly", "rejects", "small classes", "low resolution", "low resolution"),
+        *("anomaly", "rejects", "small classes", "low resolution", "low resolution")
     ]
     assert {one.kind for one in outcome.comparisons} == {"skew"}

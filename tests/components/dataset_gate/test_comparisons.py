@@ -88,8 +88,7 @@ def test_copies_of_an_image_count_as_one(library):
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
-    [([22_480.4], "22480"), ([0.01234], "0.01234"), ([-5000.0], "-5000"), ([np.nan], "none")],
+    ("values", "text"), [([22_480.4], "22480"), ([0.01234], "0.01234"), ([-5000.0], "-5000"), ([np.nan], "none")]
 )
 def test_a_median_is_written_as_people_write_numbers(values, text):
     assert _median(np.array(values)) == text

@@ -103,11 +103,7 @@ TABLE = [
             "0, up to 3 bits apart",
         ),
     ),
-    (
-        LOOSE,
-        "one class",
-        ("one class", "all splits", "image/class/text", "only a", "at least two classes"),
-    ),
+    (LOOSE, "one class", ("one class", "all splits", "image/class/text", "only a", "at least two classes")),
     (
         LOOSE,
         "lost class",

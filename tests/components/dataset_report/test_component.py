@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tfx import types
 from tfx.types import standard_artifacts
 
@@ -19,9 +20,12 @@ def test_a_dataset_alone_is_enough_and_what_is_given_besides_is_an_input():
         EXAMPLES,
         types.Channel(type=standard_artifacts.ModelEvaluation),
         types.Channel(type=DatasetVerdict),
-        types.Channel(type=standard_artifacts.Model),
+        model=types.Channel(type=standard_artifacts.Model),
+        model_run=types.Channel(type=standard_artifacts.ModelRun),
     )
-    assert more.inputs.keys() == {"examples", "evaluation", "verdict", "model"}
+    assert more.inputs.keys() == {"examples", "evaluation", "verdict", "model", "model_run"}
+    with pytest.raises(TypeError, match="no outputs of a Trainer: modle; there are model and model_run"):
+        DatasetReport(EXAMPLES, modle=types.Channel(type=standard_artifacts.Model))
 
 
 def test_what_changes_the_page_is_part_of_the_execution():

@@ -41,6 +41,8 @@ def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class,
     (tmp_path / "verdict" / "verdict.json").write_text(json.dumps({"limits": {}, "anomalies": {}, "findings": []}))
     model = artifact(standard_artifacts.Model, tmp_path / "model")
     shutil.copytree(always_first_class, tmp_path / "model" / "Format-Serving")
+    model_run = artifact(standard_artifacts.ModelRun, tmp_path / "model_run")
+    (tmp_path / "model_run" / "training.json").write_text(json.dumps({"history": {"loss": [2.0, 1.0]}}))
     page = do(
         dataset,
         tmp_path / "report",
@@ -48,11 +50,13 @@ def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class,
         evaluation=artifact(standard_artifacts.ModelEvaluation, evaluation_dir),
         verdict=verdict,
         model=model,
+        model_run=model_run,
     )
     words = page.words()
     found = load_evaluation(str(evaluation_dir)).overall
     assert f"{100 * found.value:.1f} % accuracy on {found.images} images" in words
     assert "The gate found no problem" in words
+    assert "Epoch Loss 1 2 2 1" in words
     assert "decode_random_crop(16)|flip" in words
     assert f"is wrong about {found.images - round(found.value * found.images)}; here" in words
 

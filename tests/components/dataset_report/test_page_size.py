@@ -76,11 +76,7 @@ def test_the_page_of_100_000_images_stays_under_10_megabytes_and_says_what_is_le
             dict.fromkeys(("check", "split", "feature", "value", "limit", "remedy"), HEAVY) for _ in range(1_000)
         ],
         "comparisons": [
-            {
-                **dict.fromkeys(("kind", "baseline", "split", "feature", "measure"), HEAVY),
-                "value": 0.5,
-                "limit": 0.1,
-            }
+            {**dict.fromkeys(("kind", "baseline", "split", "feature", "measure"), HEAVY), "value": 0.5, "limit": 0.1}
             for _ in range(2_000)
         ],
     }

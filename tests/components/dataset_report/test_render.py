@@ -95,10 +95,7 @@ def test_hostile_names_stay_text(tmp_path):
     text = render(str(ingest(tmp_path, files)), source=str(tmp_path / "source"))
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 1
-    assert {picture["alt"] for picture in page.images()} == {
-        f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}",
-        "plain/a.png",
-    }
+    assert {picture["alt"] for picture in page.images()} == {f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}", "plain/a.png"}
     assert all(picture["src"].startswith("data:image/") for picture in page.images())
     assert HOSTILE_CLASS in page.text
     assert f"plain/{HOSTILE_NAME}" in page.text  # the reject

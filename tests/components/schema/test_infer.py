@@ -58,10 +58,7 @@ def validate(schema, statistics, out: Path) -> dict[str, set[str]]:
         artifact.uri = str(directory)
     artifacts[1].split_names = artifact_utils.encode_split_names(list(statistics))
     ExampleValidator().Do(
-        {
-            standard_component_specs.SCHEMA_KEY: [artifacts[0]],
-            standard_component_specs.STATISTICS_KEY: [artifacts[1]],
-        },
+        {standard_component_specs.SCHEMA_KEY: [artifacts[0]], standard_component_specs.STATISTICS_KEY: [artifacts[1]]},
         {standard_component_specs.ANOMALIES_KEY: [artifacts[2]]},
         {standard_component_specs.EXCLUDE_SPLITS_KEY: "[]"},
     )

@@ -57,10 +57,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path,
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"root": "gs://BUCKET/photos"},
-            "root is 'gs://BUCKET/photos'; replace BUCKET by your name",
-        ),
+        ({"root": "gs://BUCKET/photos"}, "root is 'gs://BUCKET/photos'; replace BUCKET by your name"),
         ({"source": "gs://YOUR-BUCKET/raw"}, "ingest.source is 'gs://YOUR-BUCKET/raw'; replace YOUR-BUCKET by"),
         ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; replace IMAGE by your name"),
     ],

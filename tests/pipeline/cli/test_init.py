@@ -67,10 +67,7 @@ def test_a_run_without_a_file_leads_to_init(place, capsys, arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["init", "full"],
-            "full already has pipeline.yaml, README.md; move them, or name another directory",
-        ),
+        (["init", "full"], "full already has pipeline.yaml, README.md; move them, or name another directory"),
         (["init", "full/notes.txt"], "full/notes.txt is a file; name a directory, new or not"),
         (["init", "gs://bucket/project"], "gs://bucket/project is not on this machine; name a local directory"),
         (["init", "full/notes.txt/below"], "full/notes.txt/below cannot be written: Not a directory"),

@@ -13,10 +13,7 @@ for _setting in ("project=my-project-1", "region=us-central1", "temp_location=gs
     ("options", "message"),
     [
         (["--runner", "flink"], "--work is not set; the workers of flink write reports: name a directory for them"),
-        (
-            [*DATAFLOW, "--work", "gs://bucket/work"],
-            "DATASET is '{}', where no worker of Dataflow reads",
-        ),
+        ([*DATAFLOW, "--work", "gs://bucket/work"], "DATASET is '{}', where no worker of Dataflow reads"),
         (["--work", "gs://bucket/work"], "--work is set and the runner is local, which needs none"),
     ],
 )

@@ -39,10 +39,7 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"columns": {"labels": "tags"}},
-            "^the images have any number of labels; a model needs one label per image",
-        ),
+        ({"columns": {"labels": "tags"}}, "^the images have any number of labels; a model needs one label per image"),
         ({"columns": {"label": "tags"}, "facts": "basic"}, "^facts is basic; statistics and normalisation need"),
     ],
 )

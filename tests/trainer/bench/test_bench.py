@@ -38,10 +38,7 @@ def test_the_baselines_deliver_the_same_images_labels_and_numbers(shades, baseli
 
 def test_the_naive_pipeline_is_the_one_of_the_tutorials(shades):
     naive = naive_dataset(str(shades), "train", options(batch_size=5))
-    assert naive.element_spec == (
-        tf.TensorSpec((None, 8, 8, 3), tf.float32),
-        tf.TensorSpec((None,), tf.int64),
-    )
+    assert naive.element_spec == (tf.TensorSpec((None, 8, 8, 3), tf.float32), tf.TensorSpec((None,), tf.int64))
     assert naive.options().autotune.enabled is False
     images = np.concatenate([images for images, _ in itertools.islice(naive.as_numpy_iterator(), 20)])
     greys = [int(key[-7:-4]) for key in keys_of(shades, "train")]

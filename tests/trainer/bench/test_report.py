@@ -119,7 +119,7 @@ def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck
     assert "prefers-color-scheme: dark" in as_page(given)
     bars = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "bar"]
     assert [attrs["aria-label"].partition(":")[0] for attrs in bars] == [
-        *("input pipeline", "with small_cnn", "tutorial", "naive"),
+        *("input pipeline", "with small_cnn", "tutorial", "naive")
     ]
 
 

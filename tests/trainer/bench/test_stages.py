@@ -101,7 +101,7 @@ def test_without_the_fused_decode_the_chain_is_the_plain_one(photographs):
 def test_only_what_is_in_the_pipeline_is_taken_out(photographs):
     source = open_source(str(photographs), "train", options(train_ops="decode|resize(16)", threads=1, parse_batch=1))
     assert [removal.name for removal in make_removals(source)] == [
-        *("uint8 batches", "prefetch", "shuffle before the decode"),
+        *("uint8 batches", "prefetch", "shuffle before the decode")
     ]
 
 
@@ -151,7 +151,7 @@ def test_a_measurement_has_all_stages_in_order(figures):
     names = ["read", "parse", "call", "decode", "resize(16)", "batch", "flip", "transfer", "small_cnn"]
     assert [stage.name for stage in figures.stages] == names
     assert [stage.kind for stage in figures.stages] == [
-        *("read", "parse", "call", "decode", "augment", "batch", "augment", "transfer", "step"),
+        *("read", "parse", "call", "decode", "augment", "batch", "augment", "transfer", "step")
     ]
     assert {stage.name for stage in figures.stages if stage.cumulative_rate} == {
         "read",

@@ -104,10 +104,7 @@ def test_every_class_gets_exactly_its_quota_of_every_epoch(balance, counts):
         assert found.tolist() == counts or (balance == "uniform" and sorted(found) == sorted(counts))
 
 
-@given(
-    st.lists(st.integers(1, 50), min_size=1, max_size=3),
-    st.lists(st.integers(1, 100), min_size=3, max_size=3),
-)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=3), st.lists(st.integers(1, 100), min_size=3, max_size=3))
 @settings(max_examples=15, deadline=None)
 def test_quotas_add_up_to_the_epoch_and_miss_a_share_by_less_than_one(counts, weights):
     labels = [label for label, count in enumerate(counts) for _ in range(count)]

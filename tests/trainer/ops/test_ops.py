@@ -152,10 +152,7 @@ def test_resize_averages_neighbours_and_rounds_halves_up():
     assert run(Resize(side=4), pixels)[..., 0].tolist() == [[1, 2, 15, 254]] * 4
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "side", "expected"),
-    [(60, 30, 10, (20, 10)), (7, 9, 256, (256, 329))],
-)
+@pytest.mark.parametrize(("height", "width", "side", "expected"), [(60, 30, 10, (20, 10)), (7, 9, 256, (256, 329))])
 def test_resize_short_scales_the_short_side_and_keeps_the_aspect(height, width, side, expected):
     assert run(ResizeShort(side=side), np.zeros((height, width, 3), np.uint8)).shape == (*expected, 3)
 
@@ -320,10 +317,7 @@ def test_windows_are_drawn_as_described(height, width):
     assert np.mean(top[rows < height] / (height - rows[rows < height])) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "expected"),
-    [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13))],
-)
+@pytest.mark.parametrize(("height", "width", "expected"), [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13))])
 def test_a_window_that_never_fits_becomes_the_largest_centred_one(height, width, expected):
     begin, size = random_window(tf.constant([height, width]), 1.0, tf.fill([22], 0.9))
     assert (*begin.numpy(), *size.numpy()) == expected

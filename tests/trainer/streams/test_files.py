@@ -227,11 +227,7 @@ def torn(source: str, folder: Path, keep) -> tuple[str, Path]:
 
 @pytest.mark.parametrize(
     ("kind", "training", "keep"),
-    [
-        ("GZIP", True, lambda size: size // 2),
-        ("ZLIB", True, lambda size: size - 1),
-        ("GZIP", True, lambda size: 15),
-    ],
+    [("GZIP", True, lambda size: size // 2), ("ZLIB", True, lambda size: size - 1), ("GZIP", True, lambda size: 15)],
     ids=["gzip, half", "zlib, without its end", "gzip, its head"],
 )
 def test_a_torn_compressed_file_is_an_error_that_names_it(written, tmp_path, kind, training, keep):

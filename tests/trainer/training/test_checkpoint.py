@@ -96,12 +96,7 @@ def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        (INDEX_NAME, "absent"),
-        (INDEX_NAME, "cut off"),
-        (POSITION_NAME, "absent"),
-        (VARIABLES_NAME, "flipped"),
-    ],
+    [(INDEX_NAME, "absent"), (INDEX_NAME, "cut off"), (POSITION_NAME, "absent"), (VARIABLES_NAME, "flipped")],
 )
 def test_of_a_damaged_checkpoint_the_one_before_counts(saved, tmp_path, caplog, name, how):
     path = tmp_path / "training" / "checkpoint-00000100" / name

@@ -56,10 +56,7 @@ def test_without_a_tpu_one_line_says_what_is_missing(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "replicas", "nearest"),
-    [(10, 4, "sizes are 8 and 12"), (3, 4, "size is 4")],
-)
+@pytest.mark.parametrize(("batch_size", "replicas", "nearest"), [(10, 4, "sizes are 8 and 12"), (3, 4, "size is 4")])
 def test_a_batch_that_the_replicas_cannot_share_names_the_nearest_sizes(batch_size, replicas, nearest):
     with pytest.raises(
         OptionError,
