@@ -2,9 +2,9 @@
 
 Facts are made: 5 % of the images are copies, 1 % are in groups of 2 to 500, and 1,000 classes have a long tail. They
 are planned with stratified splits, summaries of the planned shards are made, published, and the index of an epoch is
-read. Near duplicates are off. Each size runs in a process of its own. Prints seconds, the peak of the resident memory
-above that after the imports, and the most bytes of temporary files; and the seconds of ten times the images, with the
-slope that was measured.
+read. Near duplicates are looked for as the ingest does by default. Each size runs in a process of its own. Prints
+seconds, the peak of the resident memory above that after the imports, and the most bytes of temporary files; and the
+seconds of ten times the images, with the slope that was measured.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=_SIZES)
     parser.add_argument("--memory-mb", type=int, default=1000, help="plan_memory_mb of the ingest")
-    parser.add_argument("--near", action="store_true", help="report near duplicates")
+    parser.add_argument("--near-duplicates", default=IngestOptions.near_duplicates, help="near_duplicates of the ingest")
     parser.add_argument("--scratch", help="directory for 750 bytes an image, with temporary files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        measure(arguments.images[0], arguments.memory_mb, arguments.near, arguments.scratch)
+        measure(arguments.images[0], arguments.memory_mb, arguments.near_duplicates, arguments.scratch)
         return
     seconds: dict[int, dict[str, float]] = {}
     for images in arguments.images:
         with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
             command = [sys.executable, "-W", "ignore", "-m", "benchmarks.scale", "--worker", "--images", str(images)]
-            command += ["--memory-mb", str(arguments.memory_mb), "--scratch", scratch, *["--near"] * arguments.near]
+            command += ["--memory-mb", str(arguments.memory_mb), "--scratch", scratch]
+            command += ["--near-duplicates", arguments.near_duplicates]
             environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
                 for line in worker.stdout or ():
@@ -87,7 +88,7 @@ def _extrapolate(seconds: dict[int, dict[str, float]]) -> None:
         print(f"{10 * large:>13,} images  {stage:<8} {measured + 9 * large * slope:8.0f} s by the slope")
 
 
-def measure(images: int, memory_mb: int, near: bool, scratch: str) -> None:
+def measure(images: int, memory_mb: int, near_duplicates: str, scratch: str) -> None:
     """Measures all stages for a number of images, and prints a line of JSON for each."""
     facts, work, out = (os.path.join(scratch, name) for name in ("facts", "out/_work", "out"))
     paths = []
@@ -101,9 +102,9 @@ def measure(images: int, memory_mb: int, near: bool, scratch: str) -> None:
         out=out,
         splits=_SPLITS,
         stratify=True,
-        near_duplicates="report" if near else "off",
+        near_duplicates=near_duplicates,
         plan_memory_mb=memory_mb,
-    )
+    ).resolve(images)
     stages = _Stages(spill)
     plan: Plan = stages.run("plan", lambda: make_plan(paths, options, os.path.join(work, "plan"), spill=spill))
     shutil.rmtree(facts)
