@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=_SIZES)
     parser.add_argument("--memory-mb", type=int, default=1000, help="plan_memory_mb of the ingest")
-    parser.add_argument("--near-duplicates", default=IngestOptions.near_duplicates, help="near_duplicates of the ingest")
+    parser.add_argument("--near-duplicates", default=IngestOptions.near_duplicates, help="as in the ingest")
     parser.add_argument("--scratch", help="directory for 750 bytes an image, with temporary files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableCol
 from tests import image_table
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
-from tests.make_images import class_folders, crop, encode, flipped, jpeg
+from tests.make_images import class_folders, crop, encode, jpeg
 
 FIXTURE = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}  # what the fixture `dataset` was made with
 
@@ -221,18 +221,6 @@ def test_what_was_examined_for_other_options_is_not_taken_up(tmp_path):
     assert files_under(Path(options.out)) == files_under(Path(f"{options.out}2"))
 
 
-def test_shards_that_are_written_are_kept_when_the_process_dies(options, dataset):
-    with pytest.raises(KeyboardInterrupt):
-        ingest.run(options, KilledAfterWriting())
-    assert not manifest.is_published(options.out)
-    next(Path(options.out, "_work", "written").glob("eval-data-00001-of-00002.*.json")).unlink()
-    recorder = Recorder()
-    ingest.run(options, recorder)
-    counters = recorder.counters()
-    assert (counters["resumed_buckets"], counters["written_shards"], counters["resumed_shards"]) == (1, 1, 3)
-    assert files_under(Path(options.out)) == files_under(dataset)
-
-
 def test_nothing_of_an_abandoned_run_with_other_options_is_published(options, dataset):
     with pytest.raises(KeyboardInterrupt):
         ingest.run(replace(options, shards=3, splits={"train": 0.7, "test": 0.3}), KilledAfterWriting())
@@ -290,21 +278,6 @@ def test_an_ingest_goes_on_that_was_ended_before_its_work_directory_was_marked(o
         Path(options.out, begun).write_bytes(b"")
     assert ingest.run(options).counts.written
     assert not work.exists()
-
-
-def test_a_shard_that_was_damaged_before_publishing_is_written_again(options, monkeypatch):
-    # The next run must not take the shard for finished.
-    def damage_then_die(*_):
-        shard = next(Path(options.out).rglob("*.tfrecord"))
-        shard.write_bytes(flipped(shard.read_bytes(), 30))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ingest, "publish", damage_then_die)
-        with pytest.raises(KeyboardInterrupt):
-            ingest.run(options)
-    ingest.run(options)
-    assert verify(options.out).problems == []
 
 
 def test_no_image_and_no_shard_is_read_outside_of_a_job(options, monkeypatch):

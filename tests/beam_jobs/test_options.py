@@ -69,11 +69,6 @@ def test_the_digest_follows_the_order_of_the_splits():
     assert forward.digest() != replace(BASE, splits={"eval": 0.5, "train": 0.5}).digest()
 
 
-def test_the_digest_is_64_hex_digits_and_repeatable():
-    assert BASE.digest() == IngestOptions(source="photos", out="dataset").digest()
-    assert len(bytes.fromhex(BASE.digest())) == 32
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -152,13 +147,6 @@ def test_a_nested_value_out_of_range_is_refused_by_name(kind, name, value, messa
         kind(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("columns", "kind"), [({}, "single"), ({"label": ""}, "none"), ({"labels": "classes"}, "multi")]
-)
-def test_the_columns_say_what_is_known_of_the_class(columns, kind):
-    assert TableColumns(**columns).label_kind == kind
-
-
 def test_named_columns_are_those_asked_for():
     columns = TableColumns(image="path", key="id", group="patient", split="fold", extra=("age", "sex"))
     named = {"image": "path", "label": "label", "key": "id", "group": "patient", "split": "fold"}
@@ -175,16 +163,6 @@ def test_json_takes_every_option_there_and_back():
     assert again == changed
     assert again.digest() == changed.digest()
     assert list(again.splits) == list(changed.splits)
-
-
-def test_from_json_checks_like_the_constructor():
-    with pytest.raises(OptionError, match="^threads is -1;"):
-        IngestOptions.from_json({**BASE.to_json(), "threads": -1})
-
-
-def test_shares_sum_to_one_in_order():
-    shares = replace(BASE, splits={"train": 6, "eval": 1, "test": 1}).shares
-    assert list(shares.items()) == [("train", 0.75), ("eval", 0.125), ("test", 0.125)]
 
 
 def test_threads_default_to_the_cores():

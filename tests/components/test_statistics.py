@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
-from components.statistics import dataset_statistics, extra_columns, statistics_options
+from components.statistics import dataset_statistics, statistics_options
 from tests import image_table
 from tests.components.conftest import BEAM_ARGS
 from tests.components.make_tables import EXTRA, ingest_table, write_table
@@ -99,11 +99,6 @@ def check_presence(common, cells) -> None:
     present = [cell for cell in cells if cell]
     assert (common.num_non_missing, common.num_missing) == (len(present), len(cells) - len(present))
     assert (common.min_num_values, common.max_num_values) == (min(map(len, present)), max(map(len, present)))
-
-
-def test_the_columns_of_a_dataset_are_those_of_its_options(made, dataset):
-    assert extra_columns(manifest.load(str(made))) == EXTRA
-    assert extra_columns(manifest.load(str(dataset))) == ()
 
 
 def test_each_of_more_classes_than_tfdv_lists_by_itself_is_counted(tmp_path):

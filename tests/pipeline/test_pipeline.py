@@ -36,16 +36,6 @@ def test_the_first_split_trains_and_the_second_is_held_back(make, config):
     assert list(ingest.splits) == ["zeta", "alpha"]
 
 
-@pytest.mark.parametrize("reviewed", [True, False])
-def test_a_schema_that_is_there_is_imported_and_another_one_inferred(make, config, tmp_path, reviewed):
-    schema = tmp_path / "schema.pbtxt"
-    if reviewed:
-        schema.write_text('feature { name: "image/bytes" }')
-    asked = PipelineConfig(root=config.root, ingest=config.ingest, schema=str(schema))
-    ids = {component.id for component in make(asked).components}
-    assert ids & {"ReviewedSchema", "InferredSchema"} == {"ReviewedSchema" if reviewed else "InferredSchema"}
-
-
 def test_training_waits_for_the_gate_which_compares_with_the_dataset_before(make, config):
     components = {component.id: component for component in make(config).components}
     assert components["DatasetGate"] in components["Transform"].upstream_nodes

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from beam_jobs.options import IngestOptions
 from tests import image_table
 from tests.make_images import encode
 from tests.trainer.batches import RANDOM, graph, options, read
-from tests.trainer.conftest import keys_of
 from trainer.input_fn import FOREVER, IMAGE_SEED, KEY, check_options, make_dataset
 from trainer.ops import IMAGE
 
@@ -189,14 +187,6 @@ def many(tmp_path_factory) -> Path:
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=160))
     assert len(list((out / "Split-train").iterdir())) == 160
     return out
-
-
-def test_without_an_order_every_record_still_comes_once_an_epoch(shades):
-    given = options(ordered=False, batch_size=4)
-    stream = make_dataset(str(shades), "train", given, training=True, epochs=2)
-    assert stream.options().deterministic is False
-    keys = [one.key for one in read(shades, given, epochs=2)]
-    assert Counter(keys) == Counter(2 * keys_of(shades, "train"))
 
 
 def test_tf_data_chooses_on_demand_within_a_budget(shades):

@@ -149,10 +149,3 @@ def test_a_balance_is_shares_that_add_up(balance, message):
 
 def test_shares_may_miss_one_by_what_rounding_leaves():
     assert InputOptions(balance={"cat": 0.333, "dog": 0.333, "owl": 0.333}).balance["cat"] == 0.333
-
-
-def test_json_is_checked_like_any_other_value():
-    values = TrainerConfig().to_json()
-    values["input"]["batch_size"] = 0
-    with pytest.raises(OptionError, match="^input.batch_size is 0;"):
-        TrainerConfig.from_json(values)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest, record
-from beam_jobs.errors import OptionError, SourceError, TrainingDiverged
+from beam_jobs.errors import OptionError, TrainingDiverged
 from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.run_fn import HISTORY_NAME, channel_statistics, run_fn
@@ -90,17 +90,6 @@ def test_the_seed_alone_decides_a_training(trained, transform_output, tmp_path):
         keras.utils.set_random_seed(number)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] != pytest.approx(losses[2], rel=1e-3)
-
-
-def test_what_does_not_fit_is_refused(trained, transform_output, tmp_path):
-    config = TrainerConfig(train=TrainOptions(model="small_cnm"))
-    with pytest.raises(OptionError, match="no model 'small_cnm'; did you mean small_cnn"):
-        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, config))
-    with pytest.raises(SourceError, match="is not a dataset"):
-        run_fn(fn_args_of(tmp_path, transform_output, tmp_path, TrainerConfig()))
-    no_ops = TrainerConfig(input=InputOptions(image_side_px=8, eval_ops="decode|reduce(8)"))
-    with pytest.raises(OptionError, match="no op 'reduce'"):
-        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, no_ops))
 
 
 def own(name: str, **values) -> TrainerConfig:

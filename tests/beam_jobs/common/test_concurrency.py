@@ -156,16 +156,6 @@ def no_progress():
 
 
 @pytest.mark.usefixtures("no_progress")
-def test_what_is_counted_is_read_until_a_reset():
-    assert local_progress.read() == Progress(0, 0, 0)
-    local_progress.add(Progress(1, 100, 0))
-    local_progress.add(Progress(1, 50, 1))
-    assert local_progress.read() == Progress(2, 150, 1)
-    local_progress.reset()
-    assert local_progress.read() == Progress()
-
-
-@pytest.mark.usefixtures("no_progress")
 def test_nothing_is_lost_between_threads():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # changes hands between almost any two steps

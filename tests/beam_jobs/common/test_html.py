@@ -56,11 +56,6 @@ def test_values_are_escaped_in_the_head_and_in_the_body(tmp_path):
     assert page.count("&lt;/title&gt;&lt;script&gt;1&lt;/script&gt;") == 2
 
 
-def test_filters_are_there_for_the_templates(tmp_path):
-    page = render_page(templates(tmp_path, "{{ name | loud }}"), "some", {"name": "a"}, {"loud": str.upper})
-    assert "\nA" in page
-
-
 def test_a_value_that_is_not_given_is_an_error(tmp_path):
     with pytest.raises(jinja2.UndefinedError, match="other"):
         render_page(templates(tmp_path, "{{ other }}"), "some", {"name": "a"})

@@ -64,11 +64,6 @@ def test_lists_of_any_length_are_framed_right(count):
     assert record.encode_example(features) == by_protobuf(features)
 
 
-def test_the_order_in_which_features_are_given_does_not_show():
-    features = {"b": ("int64", [1]), "a": ("bytes", [b"x"]), "c": ("float", [0.5])}
-    assert record.encode_example(features) == record.encode_example(dict(reversed(features.items())))
-
-
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
 def test_a_whole_number_of_more_than_64_bits_is_refused(value):
     # Cut to its lowest 64 bits it would be another number, and nobody would notice.

@@ -55,12 +55,6 @@ def test_a_dataset_of_an_older_release_has_no_remarks():
     assert Manifest.from_json(older) == replace(SOUND, remarks=Remarks())
 
 
-def test_sums_are_over_shards_and_reasons():
-    assert (SOUND.split("train").records, SOUND.split("train").bytes) == (5, 150)
-    assert SOUND.counts.rejected == 3
-    assert replace(SOUND.counts, duplicates_dropped=2, near_dropped=3).dropped == 5
-
-
 def test_counts_of_what_was_not_searched_survive_the_disk_and_are_absent_without_any(tmp_path):
     assert "near_unsearched" not in SOUND.to_json()["counts"]
     some = replace(SOUND, counts=replace(SOUND.counts, near_unsearched=2))
@@ -134,14 +128,6 @@ def test_a_dataset_of_format_1_has_its_image_table_in_one_file(tmp_path):
     assert SOUND.image_paths("/data") == ["/data/images/part-train-00000.parquet"]
     assert list(SOUND.table_digests) == ["images/part-train-00000.parquet", "rejects.parquet"]
     assert list(older.table_digests) == ["images.parquet", "rejects.parquet"]
-
-
-def test_shards_are_found_where_the_directory_lies_now():
-    assert SOUND.shard_paths("/data/x", "train") == [
-        "/data/x/Split-train/data-00000-of-00002.tfrecord",
-        "/data/x/Split-train/data-00001-of-00002.tfrecord",
-    ]
-    assert SOUND.shard_paths("gs://b/x", "eval") == ["gs://b/x/Split-eval/data-00000-of-00001.tfrecord"]
 
 
 @pytest.mark.parametrize("use", [SOUND.split, lambda name: SOUND.shard_paths("/data", name)])

@@ -35,50 +35,10 @@ def test_a_record_holds_the_published_layout():
     assert set(record.FEATURES) == set(EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("labels", "indices", "texts"),
-    [
-        (((0, "a"), (2, "ß"), (7, "c")), [0, 2, 7], [b"a", "ß".encode(), b"c"]),
-        ((), [], []),  # a multi-label image of no class
-    ],
-)
-def test_an_image_may_have_any_number_of_labels(labels, indices, texts):
-    values = record.decode(record.encode(make_record(labels=labels)))
-    assert values == {**EXPECTED, "image/class/label": indices, "image/class/text": texts}
-
-
-@pytest.mark.parametrize(
-    ("fields", "options", "unknown"),
-    [
-        ({"labels": None}, {}, {record.LABEL, record.TEXT}),
-        ({}, {"channel_statistics": False}, {record.MEAN_RGB, record.VAR_RGB, record.BRIGHTNESS}),
-    ],
-    ids=["labels", "moments"],
-)
-def test_what_is_not_known_has_no_feature(fields, options, unknown):
-    values = record.decode(record.encode(make_record(**fields), **options))
-    assert values == {name: stored for name, stored in EXPECTED.items() if name not in unknown}
-
-
 OBJECTS = (
     RecordObject(label=4, text="Tür", bbox=(0.125, 0.25, 0.5, 0.75), crowd=False, area=12.5, mask=b"png of it"),
     RecordObject(label=0, text="cat", bbox=(0.0, 0.5, 1.0, 0.625), crowd=True, area=0.0),
 )
-
-
-def test_objects_are_lists_of_one_length_in_the_order_of_the_source():
-    assert record.decode(record.encode(make_record(objects=OBJECTS))) == {
-        **EXPECTED,
-        "image/object/bbox/ymin": [0.125, 0.0],
-        "image/object/bbox/xmin": [0.25, 0.5],
-        "image/object/bbox/ymax": [0.5, 1.0],
-        "image/object/bbox/xmax": [0.75, 0.625],
-        "image/object/class/label": [4, 0],
-        "image/object/class/text": ["Tür".encode(), b"cat"],
-        "image/object/is_crowd": [0, 1],
-        "image/object/area": [12.5, 0.0],
-        "image/object/mask": [b"png of it", b""],
-    }
 
 
 def test_an_image_of_no_object_has_empty_lists_and_not_no_lists():
@@ -166,11 +126,3 @@ def test_a_feature_of_another_type_is_named():
     for name, kind in (("image/height", b"x"), ("image/encoded", 1), ("image/weight", b"1"), ("image/object/mask", 2)):
         said = record.type_problem({**values, name: [kind]})
         assert re.fullmatch(rf"feature '{name}' holds \w+, it must hold (int|bytes|float)", said)
-
-
-def test_a_feature_without_values_is_an_empty_list():
-    from tensorflow.core.example import example_pb2
-
-    example = example_pb2.Example()
-    example.features.feature["bare"].SetInParent()
-    assert record.decode(example.SerializeToString()) == {"bare": []}

@@ -3,9 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pyarrow as pa
-import pytest
-
 from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.types import Annotations, ImageObject
@@ -39,13 +36,6 @@ def test_annotations_survive_their_cell():
     assert schemas.ref_row(make_ref())["annotations"] == ""
 
 
-def test_where_the_stored_bytes_lie_is_in_the_row_of_the_image_and_its_mask():
-    row = schemas.examined_row(make_ref(slice="where it was read"), make_facts(), ("image's", "mask's"))
-    assert (row["slice"], row["mask_slice"]) == ("image's", "mask's")
-    row = schemas.examined_row(make_ref(slice="where it was read"), make_facts())
-    assert (row["slice"], row["mask_slice"]) == ("", "")
-
-
 def test_facts_survive_their_row_and_the_file(tmp_path):
     path = str(tmp_path / "facts.parquet")
     schemas.write(path, [schemas.examined_row(REF, FACTS)], schemas.EXAMINED)
@@ -53,12 +43,6 @@ def test_facts_survive_their_row_and_the_file(tmp_path):
     assert schemas.parse_facts(row) == FACTS
     names = ("key", "uri", "label", "group", "split")
     assert [row[name] for name in names] == ["猫/a.jpg", "猫/a.jpg", "猫", "g", "eval"]
-
-
-def test_size_and_time_of_the_source_file_stay_out_of_the_examined_table():
-    row = schemas.examined_row(make_ref(bytes=123, mtime_ns=456), make_facts(bytes=789))
-    assert "mtime_ns" not in row
-    assert row["bytes"] == 789
 
 
 def test_a_reject_fills_its_row():
@@ -74,21 +58,6 @@ def test_the_published_schema_is_the_one_readers_know():
         *("sha256", "source_sha256", "crc32c", "dhash", "mean_rgb", "var_rgb", "normalised", "mask_crc32c"),
         *("cluster", "near", "label_index", "shard", "offset"),
     ]
-
-
-def test_equal_tables_give_equal_bytes_and_no_temporary_file(tmp_path):
-    for name in ("one", "two"):
-        schemas.write(str(tmp_path / name), [schemas.ref_row(REF)] * 100, schemas.REFS)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-
-
-def test_a_missing_table_and_a_damaged_one_are_told_apart(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.parquet"):
-        schemas.read(str(tmp_path / "none.parquet"))
-    (tmp_path / "damaged.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(pa.ArrowInvalid, match="Parquet magic bytes not found"):
-        schemas.read(str(tmp_path / "damaged.parquet"))
 
 
 def test_a_process_that_has_read_a_table_ends_well(tmp_path):

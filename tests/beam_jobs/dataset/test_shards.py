@@ -57,10 +57,6 @@ def test_no_shard_is_named_past_the_count(index, count):
         shards.shard_name(index, count)
 
 
-def test_the_directory_of_a_split_is_the_one_tfx_reads():
-    assert shards.split_dir("train") == "Split-train"
-
-
 @pytest.mark.parametrize(
     ("total_bytes", "records", "shard_bytes", "expected"),
     [

@@ -7,7 +7,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, move_mask, record_objects
+from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, record_objects
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
@@ -201,20 +201,6 @@ def test_compressed_runs_of_any_shape_are_read(seed):
     np.testing.assert_array_equal(decode(found.mask), mask)
 
 
-def test_a_mask_follows_the_image_to_the_nearest_pixel():
-    (found,) = records(item(segmentation=uncompressed(BLOB)), plan=CENTRE)
-    np.testing.assert_array_equal(decode(found.mask), move_mask(BLOB, CENTRE))
-
-
-def test_an_object_is_written_with_all_that_is_said_of_it():
-    objects = item((8, 15, 40, 45), area=12.5), item((0, 0, 80, 60), label="dog", crowd=True)
-    assert records(*objects) == (
-        RecordObject(label=3, text="cat", bbox=(0.25, 0.1, 0.75, 0.5), crowd=False, area=12.5, mask=b""),
-        RecordObject(label=0, text="dog", bbox=(0.0, 0.0, 1.0, 1.0), crowd=True, area=0.0, mask=b""),
-    )
-    assert record_objects(Annotations(), SAME, {}) == ()
-
-
 @pytest.mark.parametrize(
     ("plan", "bbox", "expected"),
     [
@@ -247,8 +233,3 @@ def test_what_was_accepted_can_be_written():
                 assert 0 <= ymin < ymax <= 1
                 assert 0 <= xmin < xmax <= 1
         assert len(record_objects(annotations, SAME, {"cat": 3})) == 1  # nothing is left out without a crop
-
-
-def test_a_class_without_an_index_is_a_mistake_of_the_caller():
-    with pytest.raises(KeyError, match="cat"):
-        record_objects(said(item()), SAME, {"dog": 0})

@@ -21,13 +21,6 @@ PIXELS = crop(0)
 LIMITS = ImageLimits(max_pixels=1_000_000)
 
 
-@pytest.mark.parametrize("ratio", [2, 8])
-def test_a_smaller_decode_shows_the_same(ratio):
-    data = jpeg(height=160, width=200, quality=95)
-    expected = Image.fromarray(decode_checked(data)).reduce(ratio)
-    assert np.abs(decode_checked(data, ratio).astype(float) - np.asarray(expected)).mean() < 3
-
-
 def test_it_decodes_inside_a_graph():
     decode = tf.function(decode_rgb, input_signature=[tf.TensorSpec([], tf.string)])
     assert (decode(tf.constant(png())).numpy() == PIXELS).all()

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 from PIL import Image
 
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.perceptual_hash import difference_hash, moments_and_dhash
+from beam_jobs.images.perceptual_hash import difference_hash
 from tests.make_images import crop, encode
 
 
@@ -30,19 +28,3 @@ def test_dhash_says_where_brightness_grows_as_a_signed_integer():
     ramp = np.repeat(np.tile(np.arange(0, 90, dtype=np.uint8), (80, 1))[..., None], 3, axis=2)
     assert difference_hash(ramp) == -1  # 64 ones
     assert difference_hash(ramp[:, ::-1]) == 0
-
-
-def test_moments_of_one_image_do_not_leak_into_the_next():
-    # The planes are kept from image to image: larger, smaller, much smaller and in several threads at once.
-    images = [crop(seed, side, side + 5) for seed, side in enumerate([40, 90, 10, 200, 3, 64] * 20)]
-    expected = [image.reshape(-1, 3).astype(float).mean(0) for image in images]
-    with ThreadPoolExecutor(4) as pool:
-        for (mean, *_), wanted in zip(pool.map(moments_and_dhash, images), expected, strict=True):
-            np.testing.assert_allclose(mean, wanted, rtol=1e-6)
-
-
-def test_moments_leave_the_pixels_alone():
-    pixels = decode_checked(encode(crop(2), "PNG"))
-    assert not pixels.flags.writeable
-    moments_and_dhash(pixels)
-    assert (pixels == crop(2)).all()

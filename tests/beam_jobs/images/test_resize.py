@@ -25,11 +25,6 @@ def resized(data: bytes, plan: Geometry) -> np.ndarray:
     return normalise.resized_pixels(data, header, reasons(data, header), plan)
 
 
-@pytest.mark.parametrize(("room", "ratio"), [(1.99, 1), (2, 2), (99, 8)])
-def test_the_decoder_divides_by_no_more_than_there_is_room_for(room, ratio):
-    assert normalise.decode_ratio(room) == ratio
-
-
 SIDES = [(214, 1), (213, 2), (54, 4), (53, 8)]
 
 

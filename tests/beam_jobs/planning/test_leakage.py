@@ -101,16 +101,6 @@ def test_nothing_crosses_a_split(world, plan):
     assert crossings(apart, np.where(world.is_copy[:OLD], linked, np.arange(OLD))) == 0
 
 
-def test_all_that_look_alike_bear_one_name(world, plan):
-    names = np.full(OLD, "", object)
-    for split in plan.splits:
-        names[[int(key[:6]) for key in split.images["key"].to_pylist()]] = split.images["near"].to_pylist()
-    alike = np.flatnonzero(world.is_alike[:OLD])
-    assert (names[alike] != "").all()
-    assert (names[alike] == names[world.original[alike]]).all()
-    assert plan.near_clusters == len(set(world.original[alike].tolist()))
-
-
 def test_stratified_splits_part_nothing_either(world):
     table = world.table.slice(0, OLD)
     stratified = make_plan(table, make_options(splits=OPTIONS.splits, near_duplicates="group", stratify=True))
@@ -148,16 +138,3 @@ def test_shards_are_balanced_within_ten_percent(plan):
         sizes = [sum(split.shard(index)["bytes"].to_pylist()) for index in range(split.shard_count)]
         assert len(sizes) >= 8
         assert max(sizes) / min(sizes) < 1.1
-
-
-def test_the_plan_of_a_shuffled_table_is_identical(world, plan):
-    order = np.random.default_rng(8).permutation(OLD)
-    shuffled = make_plan(world.table.take(pa.array(order)), OPTIONS)
-    for one, other in zip(plan.splits, shuffled.splits, strict=True):
-        assert one.images.equals(other.images)
-        assert one.edges == other.edges
-    assert (shuffled.clusters, shuffled.near_images, shuffled.duplicate_sets) == (
-        plan.clusters,
-        plan.near_images,
-        plan.duplicate_sets,
-    )

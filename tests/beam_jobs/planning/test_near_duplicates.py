@@ -205,19 +205,6 @@ def dense(count: int, bits: int, share: float = 0.5, seed: int = 2) -> list[int]
     return [flipped(BASE, places[row]) for row in random.random((count, bits)) < share]
 
 
-def test_hashes_that_crowd_together_are_found_by_more_bands(monkeypatch):
-    hashes = dense(400, 24)
-    monkeypatch.setattr(near_duplicates, "_CROWD", 12)
-    sizes = []
-    monkeypatch.setattr(
-        near_duplicates,
-        "_masks",
-        lambda bands, equal, real=near_duplicates._masks: sizes.append(bands) or real(bands, equal),
-    )
-    assert clusters_of(looks(hashes), 3) == chains(looks(hashes), 3)
-    assert sizes[:2] == [4, 5]
-
-
 def many_colours(count: int) -> list[list[float]]:
     return np.random.default_rng(3).uniform(0, 256, (count, 3)).tolist()
 

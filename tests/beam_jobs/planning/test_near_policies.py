@@ -53,12 +53,6 @@ def test_images_that_look_alike_share_the_name_of_their_cluster(policy):
     assert (plan.near_clusters, plan.near_images, plan.near_largest) == (1, 3, 3)
 
 
-def test_the_drop_policy_keeps_the_first_by_key():
-    plan = plan_of("drop", alike("y", 1), alike("x", 0), alike("z", 3))
-    assert plan.dropped["key"].to_pylist() == ["y", "z"]
-    assert (plan.near_dropped, plan.near_clusters, plan.near_images) == (2, 1, 3)
-
-
 def test_copies_share_the_fate_of_what_they_show():
     images = [alike("1", content="A"), alike("2", 1, content="B"), alike("3", content="A"), alike("4", 1, content="B")]
     kept = plan_of("drop", *images)

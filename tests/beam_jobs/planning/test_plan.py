@@ -220,16 +220,6 @@ def test_nothing_is_left_where_the_plan_spills(tmp_path):
     assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
-def test_a_disk_without_room_for_the_plan_is_named(tmp_path):
-    limits = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
-    statement = "SELECT max(n) FROM (SELECT range AS n, hash(range) AS h FROM range(10_000_000) ORDER BY h OFFSET 5)"
-    message = (
-        rf"^{tmp_path} has no room for the plan \(.*offload.*\); make room, then run the same command again: what is "
-    )
-    with pytest.raises(DiskError, match=message):
-        query(statement, str(tmp_path), limits)
-
-
 def test_a_plan_that_its_memory_does_not_hold_names_the_option():
     statement = "SELECT max(len(texts)) FROM (SELECT list(hash(range)::VARCHAR) AS texts FROM range(2_000_000))"
     with pytest.raises(OptionError, match=r"^plan_memory_mb is 1000, and the plan needs more \(.*\); set a larger --"):

@@ -8,7 +8,6 @@ from functools import partial
 import apache_beam as beam
 import pytest
 from apache_beam.metrics import Metrics
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
@@ -325,10 +324,3 @@ def test_a_job_that_cannot_be_built_leaves_no_temporary_directory():
     with pytest.raises(FeedlineError, match="cannot be built"):
         run_job("working", Progress(), beam.ptransform_fn(refuse)(), make, no_watch)
     assert not os.path.exists(made[0].local_tempdir)
-
-
-def test_metrics_of_several_workers_are_added_up():
-    flags = ["--runner=FnApiRunner", "--direct_running_mode=multi_threading", "--direct_num_workers=2"]
-    watch = Watched()
-    run(count_in_metrics, watch, lambda: beam.Pipeline(options=PipelineOptions(flags)))
-    assert watch.ended == Progress(3, 300, 1)

@@ -116,18 +116,6 @@ def test_a_setting_that_cannot_be_right_is_refused_in_one_line(values, problem):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("source", "out", "problem"),
-    [
-        ("photos", "gs://b/out", "is on this machine"),
-        ("gs://b/photos", "s3://b/out", "--out is 's3://b/out'; workers of Dataflow write to a bucket"),
-    ],
-)
-def test_what_workers_cannot_reach_is_refused(source, out, problem):
-    with pytest.raises(OptionError, match=problem):
-        options().check(IngestOptions(source=source, out=out))
-
-
 def test_a_table_may_lie_on_this_machine():
     chosen = options(sdk_container_image="registry/feedline:1")
     chosen.check(IngestOptions(source="urls.csv", out="gs://b/out"))

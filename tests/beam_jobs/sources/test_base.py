@@ -22,21 +22,6 @@ def dangling(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("grün/猫.jpg", "grün/猫.jpg"), ("caf\udce9.jpg", "caf\\xe9.jpg"), ("a\ud800", "a\\ud800")]
-)
-def test_names_are_printable(name, shown):
-    assert printable(name) == shown
-
-
-@pytest.mark.parametrize("kind", ["multi", "none"])
-def test_only_a_source_of_single_labels_needs_one(tmp_path, kind):
-    (tmp_path / "a.jpg").write_bytes(b"x")
-    ref = ImageRef(key="a.jpg", uri="a.jpg", label="")
-    assert reference(str(tmp_path / "a.jpg"), ref, label_kind=kind).bytes == 1
-    assert reference(str(tmp_path / "a.jpg"), ref).reason == "no_label"
-
-
-@pytest.mark.parametrize(
     ("path_of", "fields", "reason", "detail"),
     [
         (str, {"label": ""}, "no_label", "it is in no class folder, or its label is empty"),
@@ -80,10 +65,6 @@ def test_links_are_followed_to_their_end(tmp_path, target, out):
     (root / "link of a link").symlink_to("link")
     assert leaves(str(root / "link"), str(root)) is out
     assert leaves(str(root / "link of a link"), str(root)) is out
-
-
-def test_what_is_no_link_does_not_leave(tmp_path):
-    assert leaves(str(tmp_path / "x"), "/somewhere/else") is False
 
 
 def test_a_reject_of_the_scan_has_a_printable_name():

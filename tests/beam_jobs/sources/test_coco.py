@@ -29,7 +29,6 @@ BLOB[15:20, 25:30] = 0
 POLYGON = [[10.5, 10, 40, 12.25, 35, 50]]
 COMPRESSED = coco_mask.encode(np.asfortranarray(BLOB))
 COMPRESSED = {"size": [HEIGHT, WIDTH], "counts": COMPRESSED["counts"].decode()}
-UNCOMPRESSED = {"size": [HEIGHT, WIDTH], "counts": [4740, 60]}
 CATEGORIES = [{"id": 18, "name": "dog", "supercategory": "animal"}, {"id": 1, "name": "person"}]
 
 
@@ -92,11 +91,6 @@ def test_every_part_of_an_image_is_read(coco, tmp_path):
         ),
     )
     assert (source.label_kind, source.base) == ("multi", str(tmp_path))
-
-
-def test_an_image_may_have_nothing_on_it(coco):
-    (ref,) = coco(document()).entries()
-    assert ref.annotations == Annotations(labels=(), objects=(), size=(HEIGHT, WIDTH))
 
 
 def test_images_keep_the_order_of_the_json_and_have_their_own_annotations(coco):

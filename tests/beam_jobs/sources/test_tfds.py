@@ -140,22 +140,6 @@ def test_a_prepared_dataset_is_read_back_to_the_byte(prepared, place):
     assert list(TfdsSource(root + "/", TableColumns(label="")).entries()) == list(source.entries())
 
 
-def test_it_says_of_the_images_what_tfds_says(prepared):
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_from_directory(str(prepared))
-    names = builder.info.features["label"].names
-    wanted = tfds.decode.PartialDecoding({"label": True, "meta": {"name": True}})
-    theirs = [
-        (item["meta"]["name"].decode(), names[item["label"]])
-        for split in ("train", "test")
-        for item in tfds.as_numpy(builder.as_dataset(split=split, decoders=wanted))
-        if item["label"] >= 0
-    ]
-    ours = references(TfdsSource(str(prepared), TableColumns(key="meta/name")))
-    assert sorted((entry.key, entry.label) for entry in ours) == sorted(theirs)
-
-
 def test_class_indices_become_names_and_those_that_are_not_known_are_rejected(prepared):
     source = TfdsSource(str(prepared), TableColumns())
     source.check()

@@ -85,15 +85,6 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
     assert rejects[2]["detail"] == "No such file or directory"
 
 
-def test_results_are_the_same_bytes_each_time_with_any_number_of_threads(source):
-    bucket = bucket_of(source, *FILES, *MIXED)
-    one, other = task_of(source), task_of(source, "again", threads=4)
-    for task in (one, other):
-        examine_bucket(bucket, task)
-    assert sorted(name.partition("-")[0] for name in results(one)) == ["done", "facts", "rejects", "spool"]
-    assert results(one) == results(other)
-
-
 def test_a_file_over_the_limit_is_not_read_whole(source):
     bucket, task = bucket_of(source, "1.jpg"), task_of(source, limits=ImageLimits(max_bytes=10))
     examine_bucket(bucket, task)

@@ -19,12 +19,10 @@ from beam_jobs.rejects import Reject
 from beam_jobs.stages.publish import SourceFacts, producer, publish
 from beam_jobs.stages.reject_table import from_rejects
 from beam_jobs.stages.write import part_path, shard_path, sidecar_path, write_shard
-from beam_jobs.types import Annotations
 from tests import image_table
 from tests.beam_jobs import gcs_server, kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.loaded_plan import change_rows, load, set_column
-from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
 from tests.make_images import flipped
 
@@ -175,17 +173,6 @@ def with_column(stages, name, values):
     )
     rows = [shard for split in stages.plan.splits for shard in split.shards]
     stages.shards = [replace(task, rows=part) for task, part in zip(stages.shards, rows, strict=True)]
-
-
-def test_an_image_of_several_classes_counts_in_each(stages):
-    def cell(*labels):
-        return schemas.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
-
-    keys = [key for split in stages.plan.splits for key in load(split).images["key"].to_pylist()]
-    with_column(stages, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
-    splits = publish_it(write_all(stages, label_kind="multi", labels=("a", "b")), label_kind="multi").splits
-    assert splits["train"].classes == {"a": 1, "b": 2}
-    assert splits["eval"].classes == {}
 
 
 def test_strays_go_and_what_is_not_known_is_not_published(stages):

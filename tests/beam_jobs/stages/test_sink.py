@@ -8,7 +8,6 @@ import time
 import google_crc32c
 import pytest
 
-from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.stages import write as write_stage
 from beam_jobs.stages.write import Sink
 
@@ -93,11 +92,3 @@ def test_a_slow_disk_holds_back_who_writes():
     assert held_back <= write_stage._MAX_PENDING + 1
     assert len(taken_in) == 20
     assert len(stream.getvalue()) == 20 * (4 + write_stage._BLOCK_BYTES)
-
-
-def test_progress_counts_what_is_written():
-    local_progress.reset()
-    with Sink(io.BytesIO()) as taken:
-        for pieces in _records(7, 300_000):
-            taken.write(pieces)
-    assert local_progress.read() == Progress(7, 7 * 300_004, 0)

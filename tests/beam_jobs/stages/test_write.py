@@ -100,17 +100,6 @@ def test_the_rows_of_an_earlier_plan_stay_for_workers_that_still_read_them(stage
     assert [task.rows.read() for task in stages.shards] == before
 
 
-def test_new_shards_are_numbered_after_those_that_are_there(stages):
-    tasks = shard_tasks(stages.plan, "salt", {"train": 3})
-    assert [(task.split, task.name) for task in tasks] == [
-        ("train", "data-00003-of-00005.tfrecord"),
-        ("train", "data-00004-of-00005.tfrecord"),
-        ("eval", "data-00000-of-00002.tfrecord"),
-        ("eval", "data-00001-of-00002.tfrecord"),
-    ]
-    assert [task.digest for task in tasks] == [task.digest for task in stages.shards]
-
-
 def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
     task = stages.shards[0]
     assert write_shard(task, stages.task) is True
@@ -140,15 +129,6 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
         data = place.read_bytes()
         expected = (len(data), hashlib.sha256(data).hexdigest(), google_crc32c.value(data))
         assert (file.bytes, file.sha256, file.crc32c) == expected
-
-
-def test_the_number_of_threads_does_not_show(stages, tmp_path):
-    task = stages.shards[0]
-    reader = replace(stages.task.reader, work=str(tmp_path / "b/_work"))
-    other = replace(stages.task, out=str(tmp_path / "b"), reader=reader, threads=5)
-    write_shard(task, stages.task)
-    write_shard(task, other)
-    assert Path(shard_path(stages.task.out, task)).read_bytes() == Path(shard_path(other.out, task)).read_bytes()
 
 
 def test_a_shard_that_was_sealed_and_did_not_get_its_name_gets_it(stages):
@@ -221,13 +201,6 @@ def test_a_shard_that_the_disk_damages_is_not_sealed(stages, monkeypatch):
             write_shard(task, stages.task)
     assert list(Path(stages.task.work, "written").iterdir()) == []
     assert write_shard(task, stages.task) is True
-
-
-def test_a_shard_of_another_digest_is_written_again(stages):
-    write_shard(stages.shards[0], stages.task)
-    task = replace(stages.shards[0], digest="other")
-    assert write_shard(task, stages.task) is True
-    assert load_sidecar(stages.task.work, task).digest == "other"
 
 
 def test_failures_are_noted_once_a_shard_and_read_in_order(stages):

@@ -206,16 +206,6 @@ def test_directories_are_made_and_kept(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_listing_streams_page_by_page_in_the_order_of_the_names(monkeypatch):
-    bucket = s3_server.new_bucket(monkeypatch)
-    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
-    for number in range(5):
-        s3_server.put(bucket, f"d/{number}", b"x")
-    listing = storage.list_objects(bucket)
-    assert next(listing)[0] == "d/0"
-    assert [path for path, *_ in listing] == ["d/1", "d/2", "d/3", "d/4"]
-
-
 def test_a_filesystem_that_lists_no_deeper_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectStore, "has_dirs", lambda _: True)
     with pytest.raises(OSError, match="cannot list the files below a folder"):

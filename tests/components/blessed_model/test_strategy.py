@@ -42,10 +42,6 @@ def resolve(candidate: types.Artifact, models: list, blessings: list) -> list[in
     return [item.id for item in found["model"]]
 
 
-def test_the_first_model_is_compared_with_none(tmp_path):
-    assert resolve(model(tmp_path, 1), [], []) == []
-
-
 def test_the_newest_blessed_one_is_taken(tmp_path):
     one, two, three = (model(tmp_path, number) for number in (1, 2, 3))
     blessings = [blessing(two), blessing(three, blessed=False), blessing(one)]

@@ -10,7 +10,6 @@ import pytest
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.types import Annotations
 from components.dataset_gate.drift_and_skew import Side, open_dataset
-from components.dataset_gate.limits import FACTS, full_name, is_feature, short_name
 from tests.beam_jobs.make_rows import make_ref
 from tests.components.conftest import manifest_of
 
@@ -83,17 +82,3 @@ def test_an_image_with_several_values_of_a_feature_weighs_more_in_its_size_alone
     side = side_of(['{"tags": ["p", "q"], "x": 1}', '{"tags": ["p"], "x": [2, null]}'])
     sizes = {name: side.effective_size(feature) for name, feature in side.dataset.features.items()}
     assert (sizes["extra/tags"], sizes["extra/x"], sizes["image/bytes"]) == (9 / 5, 2, 2)
-
-
-def test_names_have_two_spellings():
-    name = "class"
-    assert name in FACTS
-    assert short_name(full_name(name)) == name
-    assert full_name(full_name(name)) == full_name(name)
-    assert is_feature(name)
-    assert is_feature(full_name(name))
-
-
-@pytest.mark.parametrize("name", ["extra/", "weight", 3])
-def test_what_is_no_feature(name):
-    assert not is_feature(name)

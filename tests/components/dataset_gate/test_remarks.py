@@ -27,10 +27,6 @@ def more(*rows: Row) -> list[Row]:
     return [*sound_rows(), *rows]
 
 
-def test_a_sound_dataset_deserves_none(tmp_path):
-    assert remarks(tmp_path, sound_rows()) == []
-
-
 def test_equal_images_in_two_classes(tmp_path):
     again = Row("twin.jpg", photograph(0), "b", "train")
     value = "1 set of equal images in several classes (such as 00.jpg in a and twin.jpg in b)"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tfx.types import standard_artifacts
 
-from beam_jobs.dataset import manifest
 from components.artifacts import DatasetVerdict, HtmlReport
 from components.dataset_report.component import Executor
 from components.evaluation import load_evaluation
@@ -28,12 +27,6 @@ def do(dataset: Path, out: Path, properties: dict | None = None, **inputs) -> Pa
     )
     assert [path.name for path in out.iterdir()] == ["report.html"]
     return Page((out / "report.html").read_text(encoding="utf-8"))
-
-
-def test_a_dataset_alone_has_a_page(dataset, tmp_path):
-    page = do(dataset, tmp_path / "report")
-    assert manifest.load(str(dataset)).digest in page.text
-    assert "Evaluation" not in page.words()
 
 
 def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class, tmp_path):

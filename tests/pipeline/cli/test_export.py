@@ -45,14 +45,6 @@ def test_metadata_goes_into_the_dataset_itself(place, capsys):
     assert (place / "dataset" / "croissant.json").is_file()
 
 
-def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys):
-    assert run("export dataset --to webdataset --out dataset".split()) == 2
-    said = capsys.readouterr().err
-    assert "out is 'dataset', which holds files; name a new or empty directory" in said
-    assert "Traceback" not in said
-    assert os.listdir(place) == ["dataset"]
-
-
 # The command itself, slowed down after the first image so that a signal finds it at work.
 SLOW = """
 import sys, time

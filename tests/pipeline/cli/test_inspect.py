@@ -11,11 +11,9 @@ import subprocess
 import sys
 import termios
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from beam_jobs.dataset import manifest, record, tfrecord
 from pipeline.cli import execute as run
@@ -123,11 +121,6 @@ def test_what_stands_before_the_damage_is_shown_and_the_exit_code_tells(foreign,
     )
 
 
-def test_images_of_others_are_exported(foreign, capsys):
-    assert run("inspect foreign -n 3 --export out".split()) == 0
-    assert (foreign.parent / "out" / "00001.png").read_bytes() == png(1, 20, 30)
-
-
 def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.tfrecord").write_bytes(b"")
@@ -210,17 +203,6 @@ def test_a_wrong_request_is_one_line(foreign, capsys, line, message):
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_raw_pixels_are_exported_as_pictures(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos", per_class=2)
-    assert run("ingest photos --out out --splits all=1 --policy raw --side-px 20".split()) == 0
-    assert run("inspect out --export pictures".split()) == 0
-    first = min((tmp_path / "pictures").iterdir())
-    with Image.open(first) as image:
-        assert (image.format, image.size, image.mode) == ("PNG", (20, 20), "RGB")
-        assert np.asarray(image).std() > 1
 
 
 # --- on a terminal

@@ -21,8 +21,6 @@ from pipeline.cli.json_schema import result_schema
 from pipeline.doctor import TARGETS, Check, local
 from tests.command import feedline
 
-SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
-
 
 @pytest.fixture
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -124,11 +122,6 @@ def test_a_machine_with_too_little_memory_for_any_run_is_warned_of(monkeypatch):
     for free, mark in ((1_900_000_000, "warn"), (2_000_000_000, "ok")):
         monkeypatch.setattr(local.system, "free_bytes", lambda free=free: free)
         assert local.memory().mark == mark
-
-
-def test_the_in_process_runner_starts():
-    check = local.beam()
-    assert check.ok, check.detail
 
 
 def test_what_a_run_would_refuse_is_said_before(photos, tmp_path, monkeypatch):

@@ -143,13 +143,6 @@ def test_a_file_that_asks_for_another_runner_is_told_so_and_what_was_looked_at(t
 # --- dataflow
 
 
-def test_what_is_wrong_with_the_credentials_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    session, check = dataflow.credentials()
-    assert (session, check.mark) == (None, "missing")
-    assert check.detail.startswith(f"File {tmp_path}/none.json was not found")
-
-
 def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkeypatch):
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK"):
         monkeypatch.delenv(name, raising=False)

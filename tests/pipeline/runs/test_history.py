@@ -60,10 +60,6 @@ def test_of_several_pipelines_one_can_be_meant(ledger):
     assert newest_run(ledger.store, "nobody") == {}
 
 
-def test_before_the_first_run_there_is_nothing(path):
-    assert newest_run(Ledger(path).store) == {}
-
-
 def test_reading_never_writes(ledger, path):
     store = open_store(str(path))
     with pytest.raises(errors.InternalError, match="readonly database"):

@@ -62,11 +62,6 @@ def held(config: PipelineConfig) -> list[str]:
     return sorted(str(path.parent.relative_to(config.root)) for path in Path(config.root).rglob("file"))
 
 
-def test_only_outputs_of_executions_that_ended_well_stay(config, ledger):
-    enter(config)
-    assert held(config) == ["artifacts/ImageExampleGen/examples/1"]
-
-
 def test_what_a_run_that_raises_leaves_is_removed_too_and_its_reason_is_kept(config, ledger):
     def run():
         with exclusive_run(config):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.common import system
-from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.conftest import records_of
@@ -21,7 +20,6 @@ from trainer.options import InputOptions
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 FUSED = "decode_random_crop(16)|rotate(10)"
-SMALL = "decode|resize(16)|flip"
 
 
 def options(**values) -> InputOptions:
@@ -178,16 +176,3 @@ def test_stored_pixels_have_a_bare_read_as_limit(raw):
 
 def test_a_cache_that_decides_itself_is_none_here(photographs):
     assert prepare(str(photographs), "train", options(cache="auto")).source.plan.cache.kind == "none"
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ({"model": "small_cn"}, OptionError, "no model 'small_cn'"),
-        ({"ops": "decode|resize(8)"}, OptionError, "image_side_px is 16"),
-    ],
-)
-def test_a_wrong_request_is_known_before_anything_is_measured(photographs, given, kind, message):
-    given = {"path": str(photographs), "split": "train", "ops": SMALL, "model": "", **given}
-    with pytest.raises(kind, match=message):
-        prepare(given["path"], given["split"], options(train_ops=given["ops"]), given["model"])

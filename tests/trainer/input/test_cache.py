@@ -15,12 +15,11 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
-from tests.trainer.batches import RANDOM, flat, options, read
+from tests.trainer.batches import RANDOM, options, read
 from trainer.input.cache import CacheChoice, _code_fingerprint, choose_cache, find_fixed_prefix, write_on_disk
 from trainer.input.index import RecordIndex, load_index
 from trainer.input.parse import adapt_ops_to_records
 from trainer.input.position import Position
-from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
 
 FIXED = "decode|resize(8)"
@@ -76,15 +75,6 @@ def test_a_cache_of_raw_pixels_gives_the_same_batches(photos, tmp_path, kind, sp
 
 
 # --- it really keeps
-
-
-def test_a_cache_needs_the_shards_no_more(noise, tmp_path):
-    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
-    given = cached("memory", tmp_path, train_ops="decode_random_crop(8)|flip")
-    expected = read(noise, options(train_ops="decode_random_crop(8)|flip"), epochs=2)
-    stream = make_dataset(str(directory), "train", given, True, epochs=FOREVER)
-    shutil.rmtree(directory / "Split-train")
-    assert list(flat(stream.take(122))) == expected
 
 
 def test_a_disk_cache_is_used_again_without_the_shards(noise, tmp_path):

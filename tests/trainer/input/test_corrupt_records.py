@@ -66,12 +66,6 @@ def unpainted(data: bytes) -> bytes:
     return changed
 
 
-def test_a_sound_dataset_has_no_damage(shades, dataset):
-    assert find_damage(str(shades), "train") == []
-    assert find_damage(str(dataset), "eval", decode=True) == []
-    assert find_excluded(str(shades), "train", 3) == frozenset()
-
-
 CHANGED = "has changed: its checksum is not the one that was written"
 
 

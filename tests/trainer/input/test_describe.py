@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.errors import OptionError
 from tests.trainer.batches import RANDOM, options
 from trainer.input.order import Order
 from trainer.input.plan import describe, make_plan, measure_shuffle, memory_bytes
@@ -108,8 +107,3 @@ def test_mixing_tells_a_perfect_shuffle_from_none():
     assert measure_shuffle(order("window")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
     # Small windows leave neighbours close, even where every record moves far.
     assert measure_shuffle(order("window", 16))[1] < 0.25
-
-
-def test_what_cannot_be_built_cannot_be_described(noise):
-    with pytest.raises(OptionError, match="no split 'valid'"):
-        describe(str(noise), "valid", options(), training=True)

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest, record
-from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import jpeg
@@ -67,11 +66,6 @@ def test_images_without_labels_have_the_label_minus_one(bare):
         stream = make_dataset(str(bare), "train", options(batch_size=2), training)
         assert stream.element_spec[1].dtype == tf.int64
         assert [image.label for image in read(bare, options(), training)] == [NO_LABEL] * 5
-
-
-def test_balance_needs_one_label_an_image(tagged):
-    with pytest.raises(OptionError, match="^balance needs images of one label each"):
-        make_dataset(str(tagged), "train", options(balance="uniform"), training=True)
 
 
 def test_records_are_parsed_into_what_they_hold(shades):

@@ -18,21 +18,6 @@ def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host |
     return make_plan(str(directory), "train", options(**values), training, epochs, host)
 
 
-def place(cache, directory) -> dict[str, str]:
-    return {"cache_dir": str(directory)} if cache == "disk" else {}
-
-
-@pytest.mark.parametrize(
-    ("spec", "cache", "whole"),
-    [
-        ("decode|resize(8)", "memory", True),
-        ("decode|resize(8)", "none", False),  # somebody has to decode
-    ],
-)
-def test_batches_are_kept_whole_where_no_op_is_left(noise, tmp_path, spec, cache, whole):
-    assert chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path)).vectorised is whole
-
-
 @pytest.mark.parametrize(("training", "epochs", "kind"), [(True, 1, "none"), (False, 1, "memory")])
 def test_one_pass_of_training_keeps_nothing_but_evaluation_comes_again(noise, training, epochs, kind):
     spec = {"train_ops": "decode|resize(8)", "eval_ops": "decode|resize(8)"}

@@ -116,11 +116,6 @@ def test_a_box_is_dropped_when_less_of_it_is_left_than_keep(keep, kept):
     assert found[BOXES].shape[0] == int(kept)
 
 
-def test_a_box_outside_of_the_crop_is_dropped_even_when_nothing_need_be_left():
-    outside = scene((0.0, 0.9, 0.5, 1.0))
-    assert RandomCrop(side=60, keep=0.0)(outside, tf.zeros([2]))[BOXES].shape == (0, 4)
-
-
 def test_boxes_go_with_the_crop_of_the_decoder():
     before = scene()
     encoded = tf.io.encode_png(before[IMAGE])

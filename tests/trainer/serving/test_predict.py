@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import shutil
 
 import keras
@@ -97,14 +96,6 @@ def test_the_folder_of_versions_serves_its_newest(sky_model, tmp_path, write):
     assert newest_version(str(tmp_path / "serving")) == str(tmp_path / "serving" / "10")
     light = write("light.png", encode(sky(255, 0), "PNG"))
     assert predict(str(sky_model.parent), [light]) == predict(str(sky_model), [light])
-
-
-@pytest.mark.parametrize("name", ["", "absent"])
-def test_a_folder_without_a_model_is_refused(tmp_path, name):
-    path = str(tmp_path / name)
-    (tmp_path / "12").mkdir()  # a number, and yet no version
-    with pytest.raises(OptionError, match=f"^{re.escape(path)} holds no model; give the folder"):
-        predict(path, [])
 
 
 def test_a_half_pushed_version_does_not_hide_the_whole_one_before(sky_model, tmp_path):

@@ -378,13 +378,6 @@ def test_compiled_and_in_half_precision_it_trains_too():
     assert {value.dtype for value in weights(model)} == {np.dtype("float32")}
 
 
-def test_every_epoch_is_one_line_with_the_wait(capsys):
-    trained(told(epochs=2))
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
-    assert all("loss " in line and " images/s  waited for input " in line and line.endswith(" %") for line in lines)
-
-
 def test_a_display_sees_the_steps_of_a_training_and_its_validation():
     seen = []
 

@@ -26,7 +26,6 @@ from trainer.training.strategy import (
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TWO = {"worker": ["a:1", "b:2"]}
-BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 FIRST = {"type": "worker", "index": 0}
 
 

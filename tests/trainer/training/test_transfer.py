@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from trainer.models import ModelSpec, build_model
-from trainer.training.transfer import freeze, head, leaves, load_weights, set_trainable, unfreeze
+from trainer.training.transfer import freeze, head, leaves, load_weights, unfreeze
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -163,12 +163,3 @@ def test_unfreezing_gives_the_last_layers_but_never_batch_normalisation_to_train
     assert len(model.trainable_weights) == 3
     with pytest.raises(OptionError, match="layers to unfreeze is -1; it must be a whole number of at least 0"):
         unfreeze(model, -1)
-
-
-def test_what_is_trained_depends_on_the_epoch_alone():
-    fresh, used = build("small_cnn"), build("small_cnn")
-    for earlier in (0, 2, 1, 7):
-        set_trainable(used, earlier, 2, 2)
-    for model in (fresh, used):
-        set_trainable(model, 2, 2, 2)
-        assert len(model.trainable_weights) == 4
