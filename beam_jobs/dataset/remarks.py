@@ -67,9 +67,13 @@ def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
         yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
 
 
+def largest_usual_set(images: int) -> int:
+    """Returns the largest set of near duplicates, among so many images, that does not look like an accident."""
+    return max(_FEW_IMAGES, int(_LARGE_NEAR_SET * images))
+
+
 def _warn_of_large_near_set(plan: Plan, existing_images: int) -> Iterator[str]:
-    images = existing_images + sum(split.images for split in plan.splits)
-    if plan.near_largest > max(_FEW_IMAGES, _LARGE_NEAR_SET * images):
+    if plan.near_largest > largest_usual_set(existing_images + sum(split.images for split in plan.splits)):
         yield (
             f"one set of near duplicates holds {plan.near_largest:,} images: a chain of images, each a little "
             "different from the next, is one set; a smaller --near-distance splits it"

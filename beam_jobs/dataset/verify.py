@@ -123,7 +123,8 @@ def verify(directory: str, threads: int = 1, check_units: RunChecks | None = Non
     result = Verification()
     result.leaks, unread = _find_leaks(directory, dataset)
     result.problems.extend(_check_manifest(directory))
-    result.problems.extend(_check_tables(directory, _other_tables(dataset)))
+    others = {name: digest for name, digest in dataset.tables.items() if name not in dataset.image_digests}
+    result.problems.extend(_check_tables(directory, others))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_find_stray_splits(directory, dataset))
     if dataset.images:
@@ -188,10 +189,6 @@ def _check_tables(directory: str, digests: Mapping[str, str]) -> Iterator[str]:
                 yield f"{path} has changed since it was published: {_SHA256_DIFFERS}"
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}"
-
-
-def _other_tables(dataset: Manifest) -> dict[str, str]:
-    return {name: digest for name, digest in dataset.tables.items() if name not in dataset.image_digests}
 
 
 def _check_counts(dataset: Manifest) -> Iterator[str]:

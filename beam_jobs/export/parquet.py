@@ -167,9 +167,7 @@ def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
     if record.WEIGHT in features:
         columns.append(_value_column(record.WEIGHT, "float32"))
     if record.MASK in features:
-        columns.append(
-            _image_column("mask", lambda sample: _first(sample, record.MASK), lambda sample: f"{sample.name}.mask.png")
-        )
+        columns.append(_image_column("mask", _mask, lambda sample: f"{sample.name}.mask.png"))
     if any(name.startswith(record.OBJECT_PREFIX) for name in features):
         columns.append(_objects_column(dataset))
     user_columns = (_user_column(*item) for item in features.items() if item[0].startswith(record.EXTRA_PREFIX))
@@ -191,8 +189,8 @@ def _image_column(name: str, content: Callable[[Sample], bytes | None], path: Ca
     return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE, value=cell)
 
 
-def _first(sample: Sample, name: str) -> bytes | None:
-    return next(iter(sample.values.get(name, ())), None)
+def _mask(sample: Sample) -> bytes | None:
+    return next(iter(sample.values.get(record.MASK, ())), None)
 
 
 def _label_columns(dataset: Manifest) -> Iterator[Column]:

@@ -172,20 +172,15 @@ def half_blocks(image: Image.Image, columns: int, rows: int, true_colour: bool) 
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX if factor < 1 else Image.Resampling.NEAREST))
     if height % 2:
         pixels = np.concatenate([pixels, pixels[-1:]])  # the last line of text shows this row twice
-    codes = _true_colour_codes(pixels) if true_colour else _xterm_codes(pixels)
+    if true_colour:
+        codes = [[f"2;{red};{green};{blue}" for red, green, blue in row] for row in pixels.tolist()]
+    else:
+        codes = [[f"5;{number}" for number in row] for row in nearest_256(pixels).tolist()]
     lines = []
     for upper, lower in zip(codes[::2], codes[1::2], strict=True):
         cells = (f"\x1b[38;{front};48;{back}m{BLOCK}" for front, back in zip(upper, lower, strict=True))
         lines.append("".join(cells) + _RESET)
     return os.linesep.join(lines)
-
-
-def _true_colour_codes(pixels: np.ndarray) -> list[list[str]]:
-    return [[f"2;{red};{green};{blue}" for red, green, blue in row] for row in pixels.tolist()]
-
-
-def _xterm_codes(pixels: np.ndarray) -> list[list[str]]:
-    return [[f"5;{number}" for number in row] for row in nearest_256(pixels).tolist()]
 
 
 def nearest_256(pixels: np.ndarray) -> np.ndarray:

@@ -112,14 +112,11 @@ def detect_roles(features: Collection[str]) -> FeatureRoles:
       features: names of all features of the records.
     """
     for entry in KNOWN_ROLES:
-        image, labels, keys = (_present_features(names, features) for names in (entry.image, entry.labels, entry.keys))
+        names = (entry.image, entry.labels, entry.keys)
+        image, labels, keys = (tuple(name for name in role if name in features) for role in names)
         if image and entry.marks <= set(features):
             return replace(entry, image=image, labels=labels, keys=keys)
     return FeatureRoles()
-
-
-def _present_features(names: tuple[str, ...], features: Collection[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in features)
 
 
 _MAX_DISTINCT = 1000  # distinct values of a feature that are counted

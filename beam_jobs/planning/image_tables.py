@@ -231,6 +231,7 @@ def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appeara
     """Returns what the queries need of the `IMAGES` rows of the dataset that is added to."""
     count = len(table)
     labels, annotated = _label_sets(table, label_kind)
+    contents = itertools.chain.from_iterable(map(shards.texts, table["sha256"].chunks))
     columns = {
         "id": pa.array(np.arange(first, first + count)),
         "is_new": pa.repeat(False, count),
@@ -241,7 +242,7 @@ def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appeara
         "annotated": annotated,
         "near": table["near"],
         "order_hash": pa.array(np.zeros(count, np.uint64)),
-        "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, _texts(table["sha256"]))),
+        "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, contents)),
     }
     return pa.table({**columns, **{name: table[name] for name in appearance}})
 
@@ -273,10 +274,6 @@ def _local_files(paths: Sequence[str], directory: str) -> Iterator[str]:
         copy = os.path.join(directory, f"facts-{number}.parquet")
         storage.write_bytes(copy, storage.read_bytes(path), durable=False)
         yield copy
-
-
-def _texts(column: pa.ChunkedArray) -> Iterator[str]:
-    return itertools.chain.from_iterable(map(shards.texts, column.chunks))
 
 
 def _reject_repeated_keys(tables: ImageTables) -> None:

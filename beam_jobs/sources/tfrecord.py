@@ -126,12 +126,9 @@ def layout_of(
             known = ", ".join(map(repr, sorted(observed))) or "none"
             raise SourceError(f"{path} has no feature {name!r} for the {role}; its first records have {known}")
     names = names or {}
-    kinds = {name: str if names.get(name) else _extra_kind(observed[name]) for name in columns.extra}
+    kinds: dict[str, type[ExtraValue]] = dict.fromkeys(columns.extra, str)
+    kinds |= {name: kind for name in kinds if not names.get(name) and (kind := observed[name]) in (int, float)}
     return Layout(columns=resolved, kinds=kinds, names=names)
-
-
-def _extra_kind(observed: type | None) -> type[ExtraValue]:
-    return observed if observed in (int, float) else str
 
 
 def _class_name(value: Any, name: str, names: tuple[str, ...]) -> Any:

@@ -126,8 +126,8 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
     good: list[tuple[int, int]] = []
     reasons: list[str] = []
     for ref in candidates:
-        if _is_packed(ref):
-            continue
+        if ref.slice and Slice.parse(ref.slice).compression:
+            continue  # reading the image requires unpacking a complete archive
         try:
             data = reader.read(ref.uri, ref.slice)
             sizes.append(len(data))
@@ -151,11 +151,6 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
         stored=_mean(stored for stored, _ in good),
         megapixels=_mean(pixels for _, pixels in good) / 1e6,
     )
-
-
-def _is_packed(ref: ImageRef) -> bool:
-    """Returns whether reading the image requires unpacking a complete archive."""
-    return bool(ref.slice) and bool(Slice.parse(ref.slice).compression)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -307,11 +307,7 @@ def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
     if task.reader.any_remote(rows):
         return _examine_remote(refs, task.reader.threads(rows, task.threads), task)
     chunk = chunk_size(sum(row["bytes"] for row in rows) / max(1, len(rows)))
-    return map_chunks(partial(_examine_local, task=task), refs, task.threads, chunk)
-
-
-def _examine_local(refs: list[ImageRef], task: ExamineTask) -> Iterator[_Outcome]:
-    return _examine([_read(ref, task) for ref in refs], task)
+    return map_chunks(lambda lot: _examine([_read(ref, task) for ref in lot], task), refs, task.threads, chunk)
 
 
 def _examine_remote(refs: Iterable[ImageRef], fetch_threads: int, task: ExamineTask) -> Iterator[_Outcome]:
@@ -321,14 +317,10 @@ def _examine_remote(refs: Iterable[ImageRef], fetch_threads: int, task: ExamineT
     """
     files = map_ordered(partial(_read, task=task), refs, fetch_threads)
     try:
-        for outcomes in map_ordered(partial(_examine_all, task=task), chunks_by_size(files, _size), task.threads):
+        for outcomes in map_ordered(lambda lot: list(_examine(lot, task)), chunks_by_size(files, _size), task.threads):
             yield from outcomes
     except KeyboardInterrupt as interrupt:
         files.throw(interrupt)  # closing it would wait for the running downloads
-
-
-def _examine_all(files: list[_File], task: ExamineTask) -> list[_Outcome]:
-    return list(_examine(files, task))
 
 
 def _size(file: _File) -> int:

@@ -71,7 +71,8 @@ def scan(
     found = total = copied = 0
     for index, chunk in enumerate(_chunks(_accepted(entries, rejects, splits), bucket_images)):
         columns = _columns(chunk)
-        name = f"{index:06d}-{_digest(columns, salt)}"
+        digest = hashlib.sha256(json.dumps([salt, columns]).encode()).hexdigest()[:16]
+        name = f"{index:06d}-{digest}"
         path = storage.join(directory, f"refs-{name}.parquet")
         schemas.write_table(path, pa.table(columns, schema=schemas.REFS))
         buckets.append(Bucket(path=path, name=name))
@@ -137,7 +138,3 @@ def _columns(refs: list[ImageRef]) -> dict[str, list]:
     """Returns the columns of a `REFS` table; from rows, Arrow needs ten times as long."""
     rows = [schemas.ref_row(ref) for ref in refs]
     return {name: [row[name] for row in rows] for name in schemas.REFS.names}
-
-
-def _digest(columns: dict[str, list], salt: str) -> str:
-    return hashlib.sha256(json.dumps([salt, columns]).encode()).hexdigest()[:16]

@@ -172,17 +172,13 @@ def table_batches(
     stream: BinaryIO, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file as `batches` does, within the limit of the decoded size of a table."""
-    size, allowed = 0, _allowed_bytes(stream)
+    size, allowed = 0, _TABLE_BYTES + _TABLE_RATIO * stream.seek(0, os.SEEK_END)
     for batch in batches(stream, columns, groups=groups):
         size += batch.nbytes
         if size > allowed:
             length = stream.seek(0, os.SEEK_END)
             raise pa.ArrowInvalid(f"its {length} bytes unpack to more than {allowed}; it is refused")
         yield batch
-
-
-def _allowed_bytes(stream: BinaryIO) -> int:
-    return _TABLE_BYTES + _TABLE_RATIO * stream.seek(0, os.SEEK_END)
 
 
 def _measure_columns(

@@ -27,7 +27,7 @@ from components.dataset_gate.limits import (
     Outcome,
     short_name,
 )
-from components.dataset_gate.remarks import collect_remarks
+from components.dataset_gate.remarks import collect_remarks, count_near_leaks
 
 _MAX_LISTED = 5  # classes named in a finding
 
@@ -193,7 +193,10 @@ def check_near_leaks(
 ) -> Iterator[Finding | Check]:
     """Finds images that are near duplicates of an image of an earlier split; ignores clusters of exact copies."""
     if clusters is None:
-        yield _row("near leakage", "near_leaks is off", "none", "max_near_leaks", made=False)
+        measured = "near_leaks is off"
+        if dataset.manifest.options.get("near_duplicates", "off") != "off":
+            measured = f"{plural(count_near_leaks(dataset)[0], 'set')} by the ingest; {measured}"
+        yield _row("near leakage", measured, "none", "max_near_leaks", made=False)
         return
     images, roots = dataset.database.query(_CONTENTS, splits=list(dataset.splits)), clusters.roots
     rows, splits, contents = (column.to_numpy() for column in images.columns)

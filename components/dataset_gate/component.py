@@ -66,10 +66,11 @@ class Executor(base_executor.BaseExecutor):
             logging.info("dataset gate: %s", note)
         count, lines = plural(len(outcome.findings), "problem"), [f"  - {finding}" for finding in outcome.findings]
         values = verdict(dataset, anomalies, limits, outcome, notes)
-        if outcome.findings and limits.mode == "stop":
-            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, lines)
         for remark in outcome.remarks:
             logging.info("dataset gate: %s", remark)
+        if outcome.findings and limits.mode == "stop":
+            lines += [f"  and {plural(len(outcome.remarks), 'remark')}, in the report"] * bool(outcome.remarks)
+            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, lines)
         if outcome.findings:
             logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(lines))
         artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from beam_jobs.common.strings import plural, some
+from beam_jobs.dataset.remarks import largest_usual_set
 from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import Finding, GateLimits, Remark
 
@@ -44,13 +45,20 @@ _SETS = """
     SELECT count(*) AS sets, min(example) AS example FROM (
         SELECT arg_min(key, {name}) || ' in ' || min({name}) || ' and ' || arg_max(key, {name}) || ' in ' || max({name})
             AS example
-        FROM images WHERE {column} <> '' GROUP BY {column} HAVING min({name}) <> max({name}) AND {condition})"""
+        FROM images WHERE {column} <> '' GROUP BY {column}
+        HAVING min({name}) <> max({name}) AND count(*) <= $most AND {condition})"""
 _VARIANTS = "count(DISTINCT sha256) > 1"  # exact copies have a remark, or a finding, of their own
 
 
 def _count_sets(dataset: GateDataset, column: str, name: str, condition: str) -> tuple[int, str]:
-    """Returns the number of sets of images that differ in a column, and an example."""
-    result = dataset.database.query(_SETS.format(column=column, name=name, condition=condition)).to_pylist()[0]
+    """Returns the number of sets of images that differ in a column, and an example.
+
+    A set of near duplicates of which the ingest warned has no second remark.
+    """
+    images = dataset.manifest.counts.written
+    most = largest_usual_set(images) if column == "near" else images
+    query = _SETS.format(column=column, name=name, condition=condition)
+    result = dataset.database.query(query, most=most).to_pylist()[0]
     return result["sets"], result["example"] or ""
 
 
@@ -68,8 +76,13 @@ def _conflicts(dataset: GateDataset) -> Iterator[Remark]:
             )
 
 
+def count_near_leaks(dataset: GateDataset) -> tuple[int, str]:
+    """Returns the number of sets of near duplicates that the ingest found in several splits, and an example."""
+    return _count_sets(dataset, "near", "split", _VARIANTS)
+
+
 def _near_leaks(dataset: GateDataset) -> Iterator[Remark]:
-    sets, example = _count_sets(dataset, "near", "split", _VARIANTS)
+    sets, example = count_near_leaks(dataset)
     if sets:
         yield Remark(
             check="near leakage",

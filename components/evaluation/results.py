@@ -254,11 +254,9 @@ def _failure_text(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mappin
 
 
 def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, _text(value)) for name, value in slice_key)
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return tuple(
+        (name, value.decode(errors="replace") if isinstance(value, bytes) else str(value)) for name, value in slice_key
+    )
 
 
 def _column_accuracies(accuracies: Mapping[tuple, Accuracy], column: str) -> dict[str, Accuracy]:

@@ -104,7 +104,7 @@ _JSON_OPTIONS = (
 
 _NOTHING = Progress()
 _BAR_SECONDS = 0.2
-_LINE_SECONDS = 15.0
+_LINE_SECONDS = 30.0
 _LONG_SECONDS = 3600.0  # time left from which on the line has the time of the end
 
 

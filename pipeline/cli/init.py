@@ -146,7 +146,8 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
       feedline init flowers
       feedline init . --images photos
     """
-    files = project_files(_absolute(images)) if images else project_files()
+    path = images if not images or storage.is_remote(images) else os.path.abspath(images)
+    files = project_files(path) if path else project_files()
     _check_directory(directory, files)
     try:
         for name, text in files.items():
@@ -180,7 +181,3 @@ def _check_directory(directory: str, names: Iterable[str]) -> None:
 
 def _is_missing(images: str) -> bool:
     return not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images))
-
-
-def _absolute(images: str) -> str:
-    return images if storage.is_remote(images) else os.path.abspath(images)

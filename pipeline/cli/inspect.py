@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from beam_jobs.errors import BadImage, OptionError, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
+from pipeline.runs.dataset_lines import aligned
 
 if TYPE_CHECKING:
     from beam_jobs.inspect.pictures import Picture
@@ -102,8 +102,7 @@ def _print(view: View, colours: str) -> None:
 
     if view.headline:
         echo(view.headline)
-    for name, value in view.facts:
-        _print_fact(name, strings.line(value))
+    echo(*aligned(view.facts, _LABEL_WIDTH, _width()).splitlines())
     for columns, rows in ((FILE_COLUMNS, view.files), (view.feature_columns, view.features)):
         if rows:
             echo("")
@@ -116,11 +115,6 @@ def _print(view: View, colours: str) -> None:
         _print_record(values)
         if images:
             _draw(next(images), colours)
-
-
-def _print_fact(name: str, value: str) -> None:
-    lines = textwrap.wrap(value, _width() - _LABEL_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-    echo(f"{name:<{_LABEL_WIDTH - 1}} {lines[0]}", *(f"{'':<{_LABEL_WIDTH}}{line}" for line in lines[1:]))
 
 
 def _print_record(values: dict[str, list]) -> None:

@@ -41,6 +41,10 @@ _CHECKPOINT_STEPS = 500  # the launcher passes no SIGTERM on, so the last checkp
 _DISK_MOUNT = "/tmp"  # noqa: S108 - of a container; inputs are copied to /gcs, where Kubeflow has a volume of its own
 _YAML, _JSON = (".yaml", ".yml"), ".json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
+_NO_TPU = (
+    "the image has no libtpu, because its TensorFlow has no package for TPUs; "
+    "train on GPUs, or on a TPU machine with `feedline run`"
+)
 _SECRET_KEY = re.compile(r"[^/\s]+/[^/\s]+")
 _TRAINER = "Trainer"
 
@@ -105,10 +109,7 @@ class KubeflowOptions(Options):
                 f"kubeflow.gpus is {self.gpus} and kubeflow.gpu_type is {self.gpu_type!r}; give both or neither"
             )
         if "tpu" in self.gpu_type.lower():
-            raise OptionError(
-                f"kubeflow.gpu_type is {self.gpu_type!r}; the image has no libtpu, because its TensorFlow has no "
-                "package for TPUs; name a type of GPUs, or train on a TPU machine with `feedline run`"
-            )
+            raise OptionError(f"kubeflow.gpu_type is {self.gpu_type!r}; {_NO_TPU}")
         if self.gpus and _TRAINER in self.step_gpus:
             raise OptionError(f"kubeflow.gpus and kubeflow.step_gpus.{_TRAINER} are both set; give one of them")
         for name, mount in self.secrets.items():
@@ -236,6 +237,8 @@ def _check_settings(config: PipelineConfig, options: KubeflowOptions, root: str)
         raise OptionError(
             f"dataset is {config.dataset!r}; containers of TFX read datasets from {_STORE}BUCKET/DIR only"
         )
+    if config.train.strategy == "tpu":
+        raise OptionError(f"train.strategy is 'tpu'; {_NO_TPU}")
     drift = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
     limits, default = config.gate, GateLimits()
     limit = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")

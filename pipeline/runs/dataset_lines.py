@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs.common import strings
@@ -10,7 +14,7 @@ from beam_jobs.common.strings import listed, plural
 if TYPE_CHECKING:
     from beam_jobs.dataset.manifest import Manifest
 
-_WIDTH = 12  # least width of the headings
+_WIDTH = 13  # least width of the headings
 
 
 def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
@@ -33,10 +37,21 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-def aligned(lines: list[tuple[str, str]]) -> str:
-    """Returns lines as text, with their headings padded to the same width."""
-    width = max([_WIDTH, *(len(name) for name, _ in lines)])
-    return strings.lines(f"{name:<{width}} {value}" for name, value in lines)
+def aligned(lines: Sequence[tuple[str, str]], least: int = _WIDTH, columns: int = 0) -> str:
+    """Returns lines as text, with headings of one width, `least` or more, and wrapped at words.
+
+    Args:
+      lines: headings and texts.
+      least: smallest width of the headings, characters.
+      columns: width of the text, characters; 0 is that of the terminal, and no limit without one.
+    """
+    width = max([least, *(1 + len(name) for name, _ in lines)])
+    columns = columns or (shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize)
+    wrapper = textwrap.TextWrapper(max(1, columns - width), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(
+        f"{strings.line(name):<{width}}" + ("\n" + " " * width).join(wrapper.wrap(strings.line(value)))
+        for name, value in lines
+    )
 
 
 def _duplicates(dataset: Manifest) -> str:

@@ -84,16 +84,14 @@ def newest_run(store: MetadataStore, pipeline: str = "") -> dict[str, Step]:
 def newest_executions(store: MetadataStore, pipeline: str = "") -> list[pb.Execution]:
     """Returns the executions of the newest run, in order; see `newest_run`."""
     runs = [
-        run for run in store.get_contexts_by_type("pipeline_run") if not pipeline or pipeline in _parents(store, run)
+        run
+        for run in store.get_contexts_by_type("pipeline_run")
+        if not pipeline or any(parent.name == pipeline for parent in store.get_parent_contexts_by_context(run.id))
     ]
     if not runs:
         return []
     newest = max(runs, key=lambda context: (context.create_time_since_epoch, context.id))
     return sorted(store.get_executions_by_context(newest.id), key=lambda execution: execution.id)
-
-
-def _parents(store: MetadataStore, context: pb.Context) -> set[str]:
-    return {parent.name for parent in store.get_parent_contexts_by_context(context.id)}
 
 
 def _connect(path: str, mode: int) -> MetadataStore:

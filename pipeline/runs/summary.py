@@ -130,12 +130,8 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
         schema_named=is_named,
         steps=steps,
         rates=rates,
-        input_wait=_input_wait(steps),
+        input_wait=float(_load_training(steps["Trainer"].outputs["model_run"])["input_wait"]),
     )
-
-
-def _input_wait(steps: Mapping[str, Step]) -> float:
-    return float(_load_training(steps["Trainer"].outputs["model_run"])["input_wait"])
 
 
 def _load_training(directory: str) -> dict[str, Any]:

@@ -232,12 +232,14 @@ def test_light_and_dark_follow_the_system_until_they_are_switched(open_page, sch
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(open_page, scheme):
     page = open_page(color_scheme=scheme)
-    names = ["ink", "soft", "back", "card", "bad", "good", "accent", "bad-back"]
+    names = ["ink", "soft", "back", "card", "bad", "good", "warn", "accent", "bad-back"]
     style = page.evaluate(
         "names => names.map(name => getComputedStyle(document.documentElement).getPropertyValue('--' + name))", names
     )
     colours = dict(zip(names, style, strict=True))
-    pairs = [(front, behind) for front in ("ink", "soft", "bad", "good", "accent") for behind in ("back", "card")]
+    pairs = [
+        (front, behind) for front in ("ink", "soft", "bad", "good", "warn", "accent") for behind in ("back", "card")
+    ]
     for front, behind in [*pairs, ("bad", "bad-back")]:
         assert contrast(colours[front], colours[behind]) >= 4.5, (front, behind)  # WCAG 2.1, AA
     shades = page.evaluate(

@@ -49,18 +49,37 @@ def test_pages_fit_their_width_and_need_nothing_from_elsewhere(open_page, site, 
         page = open_page(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.locator("h1").count() == 1, name
+        wide = "all => all.filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText)"
+        assert page.locator("pre > code").evaluate_all(wide) == [], name
         page.close()
 
 
-def test_the_search_finds_a_page_from_a_disk(open_page):
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [("resume", "training.html"), ("early stopping", "training.html"), ("augmentation", "ops.html")],
+)
+def test_the_search_finds_the_page_of_a_subject_first_from_a_disk(open_page, words, first):
     page = open_page("recipes/05-cache.html")
     page.locator(".md-search__input").click()
-    page.keyboard.type("max_reject_ratio")
+    page.keyboard.type(words)
     found = page.locator(".md-search-result__item a")
     found.first.wait_for()
-    assert any(
-        link.startswith("file:") and ".html" in link for link in found.evaluate_all("all => all.map(a => a.href)")
-    )
+    page.wait_for_timeout(500)  # the results come one after the other
+    links = found.evaluate_all("all => all.map(a => a.href)")
+    assert all(link.startswith("file:") for link in links)
+    assert Path(links[0].partition("#")[0].partition("?")[0]).name == first, links[:5]
+
+
+def test_an_example_is_copied_without_prompts_and_output(open_page):
+    page = open_page("api-input.html", permissions=["clipboard-read", "clipboard-write"])
+    block = page.locator(".highlight", has=page.locator(".go")).first
+    assert block.inner_text().startswith(">>> from trainer import")
+    block.hover()
+    block.locator(".md-code__button").click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.startsWith('from trainer import'))")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert ">>>" not in copied
+    assert block.locator(".go").first.inner_text() not in copied
 
 
 def test_the_notebook_can_be_read_and_downloaded(open_page, site):

@@ -404,6 +404,7 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
             "kubeflow.gpus and kubeflow.step_gpus.Trainer are both set",
         ),
         ({"kubeflow": {"gpus": 4, "gpu_type": "google.com/tpu"}}, "p.yaml", "the image has no libtpu, because its"),
+        ({"train": {"strategy": "tpu"}}, "p.yaml", "train.strategy is 'tpu'; the image has no libtpu, because its"),
         ({"kubeflow": {"secrets": {"key": "key"}}}, "p.yaml", "kubeflow.secrets.key is 'key'; name a directory"),
         ({"kubeflow": {"secret_env": {"A": "b"}}}, "p.yaml", "kubeflow.secret_env.A is 'b'; it must be SECRET/KEY"),
         ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it must have 1 to 128 characters"),

@@ -123,8 +123,7 @@ class Clock(keras.callbacks.Callback):
         self._meter = meter
         self._epoch_images = epoch_images
         self._epoch_steps = epoch_steps
-        self._forecast = forecast
-        self._forecasts = 0
+        self._forecast, self._forecasts = forecast, 0
         self._epochs = options.epochs
         self._steps = options.steps_per_execution
         self._out = out
@@ -135,27 +134,25 @@ class Clock(keras.callbacks.Callback):
         self._timed_seconds = 0.0
         self._epoch = progress.step // epoch_steps
         self._loss = math.nan
-        self._is_validating = False
+        self._activity = ""  # what is done between two steps
         self._validation_mark = self._validation_seconds = 0.0
 
     def done(self) -> system.Progress:
         """Returns the images of the finished steps of this process, and epoch, step and loss as a note."""
         step = self._progress.step
         of_epoch = f"step {step - self._epoch * self._epoch_steps}/{self._epoch_steps}"
-        note = f"epoch {self._epoch + 1}/{self._epochs}, {'validating' if self._is_validating else of_epoch}"
+        note = f"epoch {self._epoch + 1}/{self._epochs}, {self._activity or of_epoch}"
         note += "" if math.isnan(self._loss) else f", loss {self._loss:.3f}"
         images = (step - self._first_step) * self._epoch_images // self._epoch_steps
         return system.Progress(images, note=note)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._is_validating = True
-        self._validation_mark = time.monotonic()
+        self._activity, self._validation_mark = "validating", time.monotonic()
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._is_validating = False
-        self._validation_seconds = time.monotonic() - self._validation_mark
+        self._activity, self._validation_seconds = "", time.monotonic() - self._validation_mark
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -199,7 +196,9 @@ class Clock(keras.callbacks.Callback):
 
     def _give_forecast(self, validation_seconds: float | None) -> None:
         self._forecasts += 1
+        self._activity = "timing smaller images"
         self._forecast(self._timed_seconds / self._timed_steps, validation_seconds)
+        self._activity = ""
 
 
 def say(line: str, out: TextIO | None = None) -> None:

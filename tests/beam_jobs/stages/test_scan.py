@@ -41,6 +41,7 @@ def test_many_rejects_are_in_several_files(tmp_path):
     rejects = [replace(REJECT, key=str(number)) for number in range(7)]
     found = scan(rejects, str(tmp_path), 3, SPLITS, "")
     assert (len(found.reject_files), found.reject_count) == (3, 7)
+    assert (found.buckets, found.found, found.bytes) == ((), 7, 0)
     assert [row["key"] for row in rejects_of(found)] == list("0123456")
 
 
@@ -51,11 +52,6 @@ def test_a_split_column_may_name_only_known_splits(tmp_path):
     (reject,) = rejects_of(found)
     assert (reject["key"], reject["stage"], reject["reason"]) == ("2", "scan", "unknown_split")
     assert reject["detail"] == "the split column says 'tset'; known are train, eval"
-
-
-def test_nothing_but_rejects_makes_no_bucket(tmp_path):
-    found = scan([REJECT], str(tmp_path), 3, SPLITS, "")
-    assert (found.buckets, found.found, found.bytes) == ((), 1, 0)
 
 
 def test_the_same_source_and_salt_give_the_same_names_and_another_salt_gives_others(tmp_path):

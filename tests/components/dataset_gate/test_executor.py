@@ -18,6 +18,7 @@ from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
 from components.dataset_gate.component import Executor, load_anomalies, load_baseline
 from components.dataset_gate.limits import GateLimits
+from tests.components.dataset_gate.datasets import Row, ingest, photograph, sound_rows
 
 
 def artifact(kind, path: Path, splits: tuple[str, ...] = ()):
@@ -110,7 +111,11 @@ def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tm
     assert lines[1].startswith("  - anomaly: image/height in train: image/height is odd; allowed: 0 anomalous")
     assert lines[2].startswith("  - anomaly: image/width in eval: image/width is odd")
     assert lines[3].startswith("  - small classes: image/class/text in train: china with ")
+    assert lines[4:] == []
     assert list((tmp_path / "verdict").iterdir()) == []
+    conflict = ingest(tmp_path / "made", [*sound_rows(), Row("twin.jpg", photograph(0), "b", "train")])
+    with pytest.raises(GateFailed, match=r"\n  and 1 remark, in the report$"):
+        do(conflict, anomalies, GateLimits(min_images_per_class=100), tmp_path / "verdict")
 
 
 def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
@@ -136,7 +141,6 @@ def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
 
 def test_images_without_labels_and_with_several_pass_and_are_compared(tmp_path):
     from beam_jobs.options import TableColumns
-    from tests.components.dataset_gate.datasets import ingest, sound_rows
 
     for kind, columns in {
         "several": TableColumns(labels="label", split="split"),

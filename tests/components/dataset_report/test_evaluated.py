@@ -155,6 +155,11 @@ def test_measures_are_those_of_a_count_by_hand():
     bins = {item["low"]: item for item in found.calibration["bins"] if item["images"]}
     assert {low: item["images"] for low, item in bins.items()} == {0.5: 2, 0.9: 2}
     assert found.calibration["ece"] == pytest.approx((2 * 0.05 + 2 * 0.025) / 4, abs=1e-6)
+    view = evaluation_view(found, None, ["a", "b", "c"])
+    assert view.f1 == pytest.approx({"a": 2 / 3, "b": 2 / 3, "c": 1.0})
+    (_, *macro), (_, *weighted) = view.averages  # of recall, precision and F1
+    assert macro == pytest.approx([5 / 6, 5 / 6, 7 / 9])
+    assert weighted == pytest.approx([0.75, 0.875, 0.75])
 
 
 def test_a_class_without_images_has_no_accuracy():

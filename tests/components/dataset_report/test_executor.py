@@ -50,6 +50,9 @@ def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class,
     assert f"{100 * found.value:.1f} % accuracy on {found.images} images" in words
     assert "The gate found no problem" in words
     assert "Epoch Loss 1 2 2 1" in words
+    assert "Recall" in words
+    assert "Macro average" in words
+    assert "Weighted average" in words
     assert "decode_random_crop(16)|flip" in words
     assert f"is wrong about {found.images - round(found.value * found.images)}; here" in words
 

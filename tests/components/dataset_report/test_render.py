@@ -37,7 +37,10 @@ VERDICT = {
     ],
     "anomalies": {"train": 0},
     "findings": [FINDING],
-    "comparisons": [{**COMPARISON, "measure": "jensen_shannon", "value": 0.2, "limit": 0.1}],
+    "comparisons": [
+        {**COMPARISON, "measure": "jensen_shannon", "value": 0.2, "limit": 0.1},
+        {**COMPARISON, "measure": "l_infinity", "value": 0.3, "limit": 1.0},
+    ],
     "notes": ["nothing to note"],
 }
 
@@ -174,6 +177,8 @@ def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     assert "nothing to note" in words
     assert "Setting Result imbalance 4 : 1 none gate.max_imbalance not checked" in words
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
+    assert "L-infinity 0.300 not checked" in words
+    assert "Small splits differ by chance: the limit of skew and drift is that of the setting, and what" in words
 
 
 def test_the_training_is_drawn_with_the_epoch_that_was_exported(dataset):
@@ -304,6 +309,7 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     assert len(gallery) == 4 * len(shown)
     measured = options.get("facts") != "basic"
     assert ("Channels of all" in page.text) == ("Brightness (0-255)" in page.text) == measured
+    assert ("Not looked for; --near-duplicates report finds them." in page.words()) is not measured
     # The pictures of augmentation need no label: each image as it is stored, as trained on, and as evaluated.
     drawn = [attributes for tag, attributes in page.tags if tag == "td" and attributes.get("class") == "stored"]
     assert len(drawn) == 4

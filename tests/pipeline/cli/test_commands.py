@@ -168,29 +168,6 @@ def test_class_folders_without_a_good_image_are_named(place, capsys):
     assert "class folder" not in capsys.readouterr().err
 
 
-def failing_scan(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def scan(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr("beam_jobs.ingest.scan", scan)
-
-
-@pytest.mark.parametrize(
-    ("line", "traceback"),
-    [
-        ("ingest photos --out p", False),
-        ("--debug ingest photos --out p", True),
-        ("ingest photos --debug --out p", True),
-    ],
-)
-def test_the_unforeseen_is_code_1_with_a_traceback_only_under_debug(place, capsys, monkeypatch, line, traceback):
-    failing_scan(monkeypatch, ZeroDivisionError("oops"))
-    assert run(line.split()) == 1
-    said = capsys.readouterr().err
-    assert "feedline: error: ZeroDivisionError: oops" in said
-    assert ("Traceback" in said) is traceback
-
-
 def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     os.makedirs("model/1")
     (place / "model" / "1" / "saved_model.pb").write_bytes(b"")

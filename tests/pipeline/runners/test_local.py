@@ -89,13 +89,15 @@ def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(t
         logging.getLogger("absl").info("Component Pusher is finished.")
         logging.getLogger().warning("warning   1 class folder holds no good image")
         logging.getLogger().warning("another warning")
+        logging.getLogger("trainer.training.loop").warning("continuing at epoch 5 of 10, step 41 of 90, from work")
         logging.getLogger("trainer.run_fn").info("records  8 of 1 kB in 1 file")
         logging.getLogger("absl").info("Component Pusher is running.")
     assert watched == ["Trainer begins", "Trainer ends", *("Pusher begins", "Pusher ends") * 2]  # the last one failed
     assert system.watch.get() is system.no_watch
     assert [line.split() for line in said[:2]] == [["Trainer", "0.0", "s"], ["Pusher", "cached"]]
     plan = "records  8 of 1 kB in 1 file"
-    assert said[2:] == ["warning   1 class folder holds no good image", *[plan] * verbose]
+    continued = "continuing at epoch 5 of 10, step 41 of 90, from work"
+    assert said[2:] == ["warning   1 class folder holds no good image", continued, *[plan] * verbose]
     assert all(line in (tmp_path / "run.log").read_text() for line in ("noise", plan))
     assert logging.getLogger().handlers == before
     assert capfd.readouterr().err == ""

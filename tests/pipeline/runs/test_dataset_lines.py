@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -80,3 +81,14 @@ def test_hidden_names_have_a_line(dataset):
 def test_lines_are_aligned():
     assert aligned([("images", "3"), ("split train", "4")]) == "images       3\nsplit train  4"
     assert aligned([("images", "3"), ("near duplicates", "4")]) == "images          3\nnear duplicates 4"
+
+
+def test_a_terminal_breaks_lines_between_words_alone(monkeypatch):
+    lines = [("images", "one, two-three, four"), ("dataset", "/a/path/that/is/longer")]
+    monkeypatch.setenv("COLUMNS", "24")
+    assert "\n" not in aligned(lines[:1])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert aligned(lines).splitlines() == [
+        *("images       one,", " " * 13 + "two-three,", " " * 13 + "four"),
+        "dataset      /a/path/that/is/longer",
+    ]

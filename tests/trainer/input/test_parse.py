@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.dataset import manifest, record
+from beam_jobs.dataset import manifest
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import jpeg
 from tests.trainer.batches import options, read
-from tests.trainer.conftest import keys_of, records_of
-from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, derive_image_seeds, parse
+from trainer.input.parse import KEY, NO_LABEL, WEIGHT, derive_image_seeds
 from trainer.input_fn import make_dataset
-from trainer.ops import IMAGE
 
 TAGS = {"0.jpg": ["sea", "sky"], "1.jpg": ["sky"], "2.jpg": [], "3.jpg": ["hill", "sea", "sky"], "4.jpg": ["hill"]}
 
@@ -66,18 +64,6 @@ def test_images_without_labels_have_the_label_minus_one(bare):
         stream = make_dataset(str(bare), "train", options(batch_size=2), training)
         assert stream.element_spec[1].dtype == tf.int64
         assert [image.label for image in read(bare, options(), training)] == [NO_LABEL] * 5
-
-
-def test_records_are_parsed_into_what_they_hold(shades):
-    dataset = manifest.load(str(shades))
-    serialized = records_of(shades, "train")[:5]
-    features = parse(tf.constant(serialized), tf.zeros([5], tf.int64), base_spec(dataset), dataset, seed=0)
-    expected = [record.decode(one) for one in serialized]
-    assert features[IMAGE].numpy().tolist() == [values[record.ENCODED][0] for values in expected]
-    assert [key.decode() for key in features[KEY].numpy()] == keys_of(shades, "train")[:5]
-    assert features[LABEL].numpy().tolist() == [values[record.LABEL][0] for values in expected]
-    assert features[record.HEIGHT].numpy().tolist() == [12] * 5
-    assert (features[IMAGE_SEED].dtype, features[IMAGE_SEED].shape) == (tf.int32, (5, 2))
 
 
 @pytest.mark.parametrize(
