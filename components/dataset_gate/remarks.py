@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 
 from beam_jobs.common.strings import plural, some
@@ -55,8 +56,7 @@ def _count_sets(dataset: GateDataset, column: str, name: str, condition: str) ->
 
     A set of near duplicates of which the ingest warned has no second remark.
     """
-    images = dataset.manifest.counts.written
-    most = largest_usual_set(images) if column == "near" else images
+    most = largest_usual_set(dataset.manifest.counts.written) if column == "near" else sys.maxsize
     query = _SETS.format(column=column, name=name, condition=condition)
     result = dataset.database.query(query, most=most).to_pylist()[0]
     return result["sets"], result["example"] or ""
