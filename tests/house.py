@@ -26,8 +26,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
     "product files": 268,
-    "product lines": 55_988,
-    "code lines": 34_401,
+    "product lines": 55_982,
+    "code lines": 34_398,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,

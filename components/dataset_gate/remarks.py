@@ -76,13 +76,8 @@ def _conflicts(dataset: GateDataset) -> Iterator[Remark]:
             )
 
 
-def count_near_leaks(dataset: GateDataset) -> tuple[int, str]:
-    """Returns the number of sets of near duplicates that the ingest found in several splits, and an example."""
-    return _count_sets(dataset, "near", "split", _VARIANTS)
-
-
 def _near_leaks(dataset: GateDataset) -> Iterator[Remark]:
-    sets, example = count_near_leaks(dataset)
+    sets, example = _count_sets(dataset, "near", "split", _VARIANTS)
     if sets:
         yield Remark(
             check="near leakage",

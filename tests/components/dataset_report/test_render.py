@@ -86,6 +86,7 @@ def test_the_accuracy_stands_beside_that_of_the_largest_class(dataset, share, is
     text = render(str(dataset), Evaluation(overall=HALF, classes={}, slices={}, largest_class_share=share))
     beside = f"; largest class {share:.1%}".replace("%", " %") if share else ""
     assert f"<div{' class=bad' if is_bad else ''}><dt>accuracy{beside}</dt><dd>81.2 %</dd></div>" in text
+    assert ("with <code>evaluate.above_largest_class</code>, the interval must begin above it" in text) == bool(share)
 
 
 def test_hostile_names_stay_text(tmp_path):

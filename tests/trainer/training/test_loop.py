@@ -378,8 +378,10 @@ def test_compiled_and_in_half_precision_it_trains_too():
     assert {value.dtype for value in weights(model)} == {np.dtype("float32")}
 
 
-def test_a_display_sees_the_steps_of_a_training_and_its_validation():
-    seen = []
+def test_a_display_sees_the_steps_of_a_training_and_what_is_between_them(monkeypatch):
+    monkeypatch.setattr(loop, "_LONG_S", 0.0)
+    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    seen, timed = [], []
 
     @contextlib.contextmanager
     def watch(stage, total, read):
@@ -395,7 +397,12 @@ def test_a_display_sees_the_steps_of_a_training_and_its_validation():
     )
     shown = system.watch.set(watch)
     try:
-        trained(told(epochs=2), callbacks=(act,), validate=lambda _: {"loss": seen.append(displayed[0]().note) or 1.0})
+        trained(
+            told(epochs=2),
+            callbacks=(act,),
+            validate=lambda _: {"loss": seen.append(displayed[0]().note) or 1.0},
+            time_smaller=lambda: timed.append(displayed[0]().note),
+        )
     finally:
         system.watch.reset(shown)
     assert seen[0] == ("training", 2 * STEPS * BATCH)
@@ -403,6 +410,7 @@ def test_a_display_sees_the_steps_of_a_training_and_its_validation():
     assert seen[STEPS] == (STEPS * BATCH, "epoch 1/2, step 4/4")
     assert seen[STEPS + 1].startswith("epoch 1/2, validating, loss ")
     assert seen[-2] == (2 * STEPS * BATCH, "epoch 2/2, step 4/4")
+    assert [note.rpartition(",")[0] for note in timed] == ["epoch 2/2, timing smaller images"]
 
 
 def test_a_long_training_says_how_long_it_takes_and_what_a_smaller_side_would_save(capsys, monkeypatch):
