@@ -172,8 +172,7 @@ _COMPARED = """
         annotated BOOLEAN, key VARCHAR, split VARCHAR, label VARCHAR, new_key VARCHAR, new_split VARCHAR,
         new_label VARCHAR)"""
 _COMPARE = """
-    INSERT INTO compared
-    WITH both_sides AS (
+    INSERT INTO compared WITH both_sides AS (
         SELECT NOT {by_key} AS renamed, old.label <> new.label AS relabelled,
             {by_key} AND old.sha256 <> new.sha256 AS changed,
             {by_key} AND old.sha256 <> new.sha256 AND old.source_sha256 = new.source_sha256 AS stored_otherwise,

@@ -31,15 +31,20 @@ _CANDIDATE_BYTES = 500  # with its texts, while it is sorted
 
 # Of a content, the first image stands for all.
 _CONTENTS = """
-    SELECT id, content_hash, {columns} FROM images JOIN names USING (id)
-    WHERE id NOT IN (SELECT id FROM copies WHERE position > 1) ORDER BY is_new, key"""
+    SELECT id, {columns} FROM names
+    ANTI JOIN (SELECT id FROM copies WHERE position > 1 UNION ALL SELECT id FROM rejected) USING (id)"""
+_COUNT_CONTENTS = "SELECT (SELECT count(*) FROM images) - (SELECT count(*) FROM copies WHERE position > 1)"
+# An existing image among the copies of a content retains all of them.
+_IN_ORDER = """
+    SELECT place, any_value(content_hash) AS content_hash, bool_or(written) AS written, bool_and(is_new) AS is_new
+    FROM images LEFT JOIN copies USING (id) JOIN look_alikes ON look_alikes.id = coalesce(copies.content, images.id)
+    JOIN names ON names.id = look_alikes.id GROUP BY place, names.key ORDER BY bool_and(is_new), names.key"""
 
 _RELATED = """
     CREATE VIEW related AS
     SELECT images.*,
         copies.id IS NOT NULL AS is_copy,
-        coalesce(copies.cluster, '') AS cluster,
-        coalesce(copies.content, images.id) AS content,
+        coalesce(copies.cluster, '') AS cluster, coalesce(copies.content, images.id) AS content,
         coalesce(near_contents.root, copies.content, images.id) AS root,
         coalesce(near_contents.root_hash, content_hash) AS root_hash,
         coalesce(near_contents.is_linked, false) AS is_linked,
@@ -96,44 +101,37 @@ def _find_copies(tables: ImageTables) -> None:
 
 def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
     """Returns the distinct files that have near duplicates, are dropped for them, or were not compared with all."""
-    ids = hashes = roots = np.zeros(0, np.int64)
-    surplus = unsearched = np.zeros(0, bool)
-    if options.near_duplicates != "off":
-        contents = tables.query(_CONTENTS.format(columns=", ".join(near_duplicates.COLUMNS)))
-        ids, hashes = contents["id"].to_numpy(), contents["content_hash"].to_numpy()
-        appearances = near_duplicates.measure_facts(contents, channel_statistics=options.facts == "all")
-        del contents  # most of a gigabyte, of ten million images
-        near = near_duplicates.find(appearances, options.near_distance)
-        roots, unsearched, surplus = near.roots, near.unsearched, np.zeros(len(ids), bool)
-        if options.near_duplicates == "drop":
-            surplus, unsearched = _find_surplus(tables, ids, appearances, near, options.near_distance)
-    linked = np.bincount(roots)[roots] > 1
-    rows = np.flatnonzero(linked | surplus | unsearched)
+    ids, appearances = _appearances(tables, options)
+    near = near_duplicates.find(appearances, options.near_distance)
+    similar = np.flatnonzero((np.bincount(near.roots)[near.roots] > 1) | near.unsearched)
+    # Few of all, so that only these are sorted by key. The first of each cluster becomes its root.
+    tables.insert("look_alikes", pa.table({"id": ids[similar], "place": similar}))
+    in_order = tables.query(_IN_ORDER)
+    rows, hashes, written, is_new = (column.to_numpy() for column in in_order.columns)
+    _, first, clusters = np.unique(near.roots[rows], return_index=True, return_inverse=True)
+    near = NearClusters(roots=first[clusters], unsearched=near.unsearched[rows])
+    ids, unsearched, surplus = ids[rows], near.unsearched, np.zeros(len(rows), bool)
+    if options.near_duplicates == "drop":
+        looks = appearances.take(rows)
+        surplus, unsearched = near_duplicates.find_surplus(looks, near, options.near_distance, written, is_new)
     columns = {
-        "content": ids[rows],
-        "root": ids[roots[rows]],
-        "root_hash": hashes[roots[rows]].astype(np.uint64),
-        "is_linked": linked[rows],
-        "is_surplus": surplus[rows],
-        "is_unsearched": unsearched[rows],
+        "content": ids,
+        "root": ids[near.roots],
+        "root_hash": hashes[near.roots],
+        "is_linked": np.bincount(near.roots)[near.roots] > 1,
+        "is_surplus": surplus,
+        "is_unsearched": unsearched,
     }
-    return pa.table({name: pa.array(column) for name, column in columns.items()})
+    return pa.table(columns)
 
 
-_PRECEDENCE = """
-    SELECT coalesce(copies.content, images.id) AS content, bool_or(written) AS is_written, bool_and(is_new) AS is_new
-    FROM images LEFT JOIN copies USING (id) GROUP BY ALL"""
-
-
-def _find_surplus(
-    tables: ImageTables, ids: np.ndarray, appearances: Appearances, near: NearClusters, distance: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which files the policy drops, never existing ones, and which were not compared with all others."""
-    rows = tables.query(_PRECEDENCE)
-    order = np.empty(ids.max(initial=-1) + 1, np.int64)
-    order[ids] = np.arange(len(ids))
-    contents = order[rows["content"].to_numpy()]
-    written, droppable = np.empty(len(ids), bool), np.empty(len(ids), bool)
-    written[contents] = rows["is_written"].to_numpy()
-    droppable[contents] = rows["is_new"].to_numpy()
-    return near_duplicates.find_surplus(appearances, near, distance, written, droppable)
+def _appearances(tables: ImageTables, options: IngestOptions) -> tuple[np.ndarray, Appearances]:
+    """Returns the ids and the appearance of the distinct files; none if no near duplicates are looked for."""
+    is_off, channel_statistics = options.near_duplicates == "off", options.facts == "all"
+    count = 0 if is_off else tables.number(_COUNT_CONTENTS)
+    ids, images, end = np.empty(count, np.int64), near_duplicates.allocate(count, channel_statistics), 0
+    for rows in () if is_off else tables.tables(_CONTENTS.format(columns=", ".join(near_duplicates.COLUMNS))):
+        start, end = end, end + len(rows)
+        ids[start:end] = rows["id"].to_numpy()
+        images.put(start, near_duplicates.measure_facts(rows, channel_statistics))
+    return ids, images

@@ -43,12 +43,12 @@ _LABELS = {"single": "[label]", "multi": "annotated_labels", "none": "[]::VARCHA
 _NEW_IMAGES = """
     INSERT INTO images BY NAME
     SELECT id, true AS is_new, false AS written, "group" AS group_name, split, {labels} AS labels,
-        annotated_labels || object_labels AS annotated, '' AS near,
-        order_hash, content_hash{appearance}
+        annotated_labels || object_labels AS annotated, '' AS near, order_hash, content_hash
     FROM facts"""
 
 
 _NAMES = "CREATE OR REPLACE VIEW names AS SELECT * FROM old_names{new}"
+_NEW_NAMES = " UNION ALL SELECT {columns} FROM facts"
 
 # Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
 _HASHES = "SELECT {column} FROM {images} WHERE {column} % $parts::UBIGINT = $part::UBIGINT"
@@ -61,7 +61,8 @@ class ImageTables(Database):
 
     Tables of the database:
       images: one row per image, with the columns of `_old_images`; `id` is the number of the image.
-      names: view of the `id`, `key` and `sha256` of each image.
+      names: view of the `id`, `key` and `sha256` of each image, rejected ones included, and of the facts that near
+        duplicates are found by.
       groups: each name of a group, and its hash.
       rejected: `id`, `key` and `uri` of each new image that has the key of an earlier one and is not in `images`.
 
@@ -81,7 +82,7 @@ class ImageTables(Database):
         """Creates the view `facts` of all facts of the new images, with `id`, and adds these images to `images`.
 
         Args:
-          appearance: columns of the facts that are columns of `images`, too.
+          appearance: columns of the facts that are columns of `names`, too.
         """
         paths = quoted(self.facts)
         rows = dict(zip(*self.query(_FILE_ROWS.format(paths=paths)).to_pydict().values(), strict=True))
@@ -89,10 +90,8 @@ class ImageTables(Database):
         counts = [rows[path] for path in self.facts]
         self.insert("files", pa.table({"filename": self.facts, "start": pa.array(starts), "rows": counts}))
         self.run(_FACTS_VIEW.format(paths=paths))
-        self.run(_NAMES.format(new=" UNION ALL SELECT id, key, sha256 FROM facts"))
-        columns = "".join(f", {name}" for name in appearance)
-        labels = _LABELS[self.label_kind]
-        self.run(_NEW_IMAGES.format(labels=labels, appearance=columns))
+        self.run(_NAMES.format(new=_NEW_NAMES.format(columns=", ".join(("id", "key", "sha256", *appearance)))))
+        self.run(_NEW_IMAGES.format(labels=_LABELS[self.label_kind]))
         if self.new != sum(rows.values()):  # the database joins the facts by the names of their files
             raise RuntimeError(f"the facts have {sum(rows.values())} rows, and {self.new} images are planned")
 
@@ -218,8 +217,8 @@ def _insert_existing(
     """Creates `images` and `names` with the images of the dataset that is added to, and returns their number."""
     count = 0
     for number, rows in enumerate(schemas.read_images(existing, schemas.IMAGES.names)):
-        images = _old_images(rows, count, label_kind, seed, appearance)
-        names = pa.table({"id": images["id"], "key": rows["key"], "sha256": rows["sha256"]})
+        images = _old_images(rows, count, label_kind, seed)
+        names = rows.select(["key", "sha256", *appearance]).add_column(0, "id", images["id"])
         database.add("images", images, create=not number)
         database.add("old_names", names, create=not number)
         count += len(rows)
@@ -227,7 +226,7 @@ def _insert_existing(
     return count
 
 
-def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appearance: Sequence[str]) -> pa.Table:
+def _old_images(table: pa.Table, first: int, label_kind: str, seed: int) -> pa.Table:
     """Returns what the queries need of the `IMAGES` rows of the dataset that is added to."""
     count = len(table)
     labels, annotated = _label_sets(table, label_kind)
@@ -244,7 +243,7 @@ def _old_images(table: pa.Table, first: int, label_kind: str, seed: int, appeara
         "order_hash": pa.array(np.zeros(count, np.uint64)),
         "content_hash": pa.array(shards.hashes64(shards.SPLIT, seed, contents)),
     }
-    return pa.table({**columns, **{name: table[name] for name in appearance}})
+    return pa.table(columns)
 
 
 def _label_sets(table: pa.Table, label_kind: str) -> tuple[pa.Array, pa.Array]:

@@ -73,8 +73,9 @@ _COLOUR_STEP = 16
 _STEPS, _FLAT_STEPS = (1, 8), (0.5, 2)  # of mean and deviation
 _LARGEST = 700  # levels, and logarithm of an aspect ratio
 _MOMENTS = 6  # columns of `moments` for all weak hashes; the other columns are for flat images
-_CELLS = (0, 4, 6, 8)  # aspect ratio, mean of red and of blue, deviation of green; each column doubles the sorts
+_CELLS = (0, 2, 4)  # of `moments`: mean of red and of blue, deviation of green; each column doubles the sorts
 _CELL_WEIGHTS = 1 << np.arange(48, -1, -16)  # halves of int16 as one number
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, 6.4
 
 _RUN = 8  # target length of runs; shorter runs need more sorts, longer runs more comparisons
 _CROWD, _LARGE_CROWD = 128, 4096
@@ -113,6 +114,18 @@ class Appearances:
         close &= strong | ((bits <= _WEAK_DISTANCE) & equal[..., :_MOMENTS].all(axis=-1))
         return close & (not_flat | ((bits <= _FLAT_DISTANCE) & equal[..., _MOMENTS:].all(axis=-1)))
 
+    def take(self, rows: np.ndarray) -> Appearances:
+        """Returns the appearance of some images, of which `rows` are the indices."""
+        moments = None if self.moments is None else self.moments[rows]
+        return Appearances(hashes=self.hashes[rows], traits=self.traits[rows], moments=moments)
+
+    def put(self, start: int, part: Appearances) -> None:
+        """Sets the appearance of images from an index on."""
+        end = start + len(part.hashes)
+        self.hashes[start:end], self.traits[start:end] = part.hashes, part.traits
+        if self.moments is not None:
+            self.moments[start:end] = part.moments
+
     @functools.cached_property
     def weak(self) -> np.ndarray:
         """Whether the hash of each image is weak, bool[images]."""
@@ -142,6 +155,12 @@ class NearClusters:
     unsearched: np.ndarray
 
 
+def allocate(count: int, channel_statistics: bool) -> Appearances:
+    """Returns appearances without values, for `Appearances.put`."""
+    moments = np.empty((count, 2 * _MOMENTS), np.int16) if channel_statistics else None
+    return Appearances(hashes=np.empty(count, np.uint64), traits=np.empty((count, 4), np.int16), moments=moments)
+
+
 def measure(
     dhash: np.ndarray, height: np.ndarray, width: np.ndarray, mean_rgb: np.ndarray, var_rgb: np.ndarray | None
 ) -> Appearances:
@@ -156,13 +175,13 @@ def measure(
     """
     traits = np.empty((len(dhash), 4), np.int16)
     traits[:, 0] = np.floor(_bounded(np.log(width / height)) / _ASPECT_STEP)
-    traits[:, 1:] = _bounded(mean_rgb) // _COLOUR_STEP
+    traits[:, 1:] = np.floor(_bounded(mean_rgb) / _COLOUR_STEP)
     moments = None
     if var_rgb is not None:
         moments = np.empty((len(dhash), 2 * _MOMENTS), np.int16)
         values = (_bounded(mean_rgb), _bounded(np.sqrt(var_rgb))) * 2
         for number, (value, step) in enumerate(zip(values, (*_STEPS, *_FLAT_STEPS), strict=True)):
-            moments[:, 3 * number : 3 * number + 3] = value // step
+            moments[:, 3 * number : 3 * number + 3] = np.floor(value / step)
     return Appearances(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
 
 
@@ -273,14 +292,16 @@ class _Search:
 
     def search_hashes(self) -> None:
         """Finds the pairs without a weak hash."""
-        self._search_bands(self._merge_equal(np.flatnonzero(~self._images.weak), self._images.traits), self._distance)
+        nodes = self._merge_equal(np.flatnonzero(~self._images.weak), self._images.traits)
+        self._search_bands(nodes, self._distance)
 
     def _search_bands(self, nodes: np.ndarray, distance: int) -> None:
         band_counts = _band_counts(len(nodes), distance)
         for bands in band_counts:
             crowded = np.zeros(len(self.links), bool)
+            hashes = self._images.hashes[nodes]
             for mask in _masks(bands, bands - distance):
-                crowds = self._compare(nodes, self._images.hashes[nodes] & mask)
+                crowds = self._compare(nodes, hashes & mask)
                 if bands == band_counts[-1]:
                     self._compare_crowds(crowds)
                 for members in crowds:
@@ -292,30 +313,48 @@ class _Search:
         images, distance = self._images, min(self._distance, _WEAK_DISTANCE)
         if images.moments is None:
             return
-        columns = np.column_stack([images.traits, images.moments])
-        nodes = self._merge_equal(np.flatnonzero(images.bits < _WEAK_BITS + distance), columns)
-        cells = columns[nodes][:, _CELLS]
-        for shift in itertools.product((0, 1), repeat=len(_CELLS)):
+        members = np.flatnonzero(images.bits < _WEAK_BITS + distance)
+        nodes = self._merge_equal(members, images.traits, images.moments)
+        cells = np.column_stack([images.traits[nodes, :1], images.moments[nodes][:, _CELLS]])
+        searched: set[int] = set()
+        for shift in itertools.product((0, 1), repeat=len(_CELL_WEIGHTS)):
             # If |a - b| = 1, then either a // 2 = b // 2 or (a + 1) // 2 = (b + 1) // 2.
-            crowds = self._compare(nodes, (cells + shift) // 2 @ _CELL_WEIGHTS)
+            crowds = self._compare(nodes, ((cells + shift) // 2 @ _CELL_WEIGHTS).view(np.uint64))
+            # Most shifts move no image to another cell.
+            crowds = [members for members in crowds if hash(members.tobytes()) not in searched]
+            searched.update(hash(members.tobytes()) for members in crowds)
             self._compare_crowds([members for members in crowds if len(members) <= _LARGE_CROWD])
             for members in crowds:
                 if len(members) > _LARGE_CROWD:
                     self._search_bands(members, distance)
 
-    def _merge_equal(self, members: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _merge_equal(self, members: np.ndarray, *columns: np.ndarray) -> np.ndarray:
         """Links images with equal hashes and values, and returns the first image of each set, in order of hash."""
-        order = members[np.lexsort((*values[members].T, self._images.hashes[members]))]
-        starts = run_starts(self._images.hashes[order], values[order])
-        nodes = order[starts]
-        self.links = join_sets(self.links, np.repeat(nodes, np.diff(starts, append=len(order))), order)
-        return nodes
+        hashes = self._images.hashes[members]
+        order = np.argsort(hashes, kind="stable")
+        shared = np.flatnonzero(_are_shared(hashes[order]))  # few: to sort all of them by many columns takes long
+        rows = order[shared]
+        values = np.column_stack([column[members[rows]] for column in columns])
+        by_value = np.lexsort((*values.T, hashes[rows]))
+        order[shared], values = rows[by_value], values[by_value]
+        rows = order[shared]
+        starts = run_starts(hashes[rows], values)
+        firsts = np.repeat(rows[starts], np.diff(starts, append=len(rows)))
+        self.links = join_sets(self.links, members[firsts], members[rows])
+        return members[np.delete(order, np.delete(shared, starts))]
 
     def _compare(self, nodes: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
-        """Compares nodes with equal keys, except crowds, and returns the crowds."""
-        places = np.argsort(keys)  # a stable sort takes more than twice as long
-        starts = run_starts(keys[places])
-        order = nodes[places]
+        """Compares nodes with equal keys, except crowds, and returns the crowds; overwrites the keys."""
+        # Key and place as one number, because a sort of numbers is several times faster than a sort of places by keys.
+        # Of a key the high bits of a product remain. Few other keys have the same, which are compared in vain.
+        place_bits = np.uint64((1 << len(nodes).bit_length()) - 1)
+        keys *= _HASH_FACTOR
+        keys &= ~place_bits
+        keys |= np.arange(len(nodes), dtype=np.uint64)
+        keys.sort()
+        keys = keys[_are_shared(keys & ~place_bits)]
+        starts = run_starts(keys & ~place_bits)
+        order = nodes[(keys & place_bits).astype(np.int64)]
         sizes = np.diff(starts, append=len(order))
         successors = np.repeat(starts + sizes, sizes) - np.arange(len(order)) - 1
         is_linked = _linked_runs(self.links[order], starts, sizes)
@@ -323,8 +362,7 @@ class _Search:
         successors[np.repeat(is_linked | is_crowd, sizes)] = 0
         self._link(_successor_pairs(order, successors))
         # The nodes are in the order of their hashes; in that order, neighbours are the most similar.
-        crowds = (places[start : start + size] for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True))
-        return [nodes[np.sort(crowd)] for crowd in crowds]
+        return [order[start : start + size] for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)]
 
     def _compare_crowds(self, crowds: list[np.ndarray]) -> None:
         if not crowds:
@@ -335,8 +373,9 @@ class _Search:
 
     def _outside_pairs(self, members: np.ndarray) -> Iterator[Pair]:
         """Yields each member outside of the largest cluster with all members, within the limit of comparisons."""
-        _, clusters = np.unique(self.links[members], return_inverse=True)
-        outside = members[clusters != np.bincount(clusters).argmax()]
+        _, first, clusters = np.unique(self.links[members], return_index=True, return_inverse=True)
+        # Of the largest, that with the first member: an order that does not depend on that of the images.
+        outside = members[clusters != np.lexsort((first, -np.bincount(clusters)))[0]]
         if len(outside) * len(members) > self._comparisons_left:
             self.unsearched[members] = True
             return
@@ -347,34 +386,18 @@ class _Search:
             yield np.repeat(batch, len(members)), np.tile(members, len(batch))
 
     def _link(self, pairs: Iterable[Pair]) -> None:
-        for one, other in _batches(self._similar_pairs(pairs)):
-            self.links = join_sets(self.links, one, other)
-
-    def _similar_pairs(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        hashes = self._images.hashes
+        """Links the pairs that look alike, many of them at a time."""
+        found, count = list[np.ndarray](), 0
         for one, other in pairs:
-            close = bit_count(hashes[one] ^ hashes[other]) <= self._distance
-            close_one, close_other = one[close], other[close]
-            alike = self._images.alike(close_one, close_other, self._distance)
-            yield close_one[alike], close_other[alike]
-
-
-def _batches(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """Yields the same pairs in larger arrays."""
-    pending: list[Pair] = []
-    count = 0
-    for one, other in pairs:
-        pending.append((one, other))
-        count += len(one)
-        if count >= _BATCH:
-            yield _concatenate(pending)
-            pending, count = [], 0
-    if count:
-        yield _concatenate(pending)
-
-
-def _concatenate(pairs: list[Pair]) -> Pair:
-    return np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs])
+            is_close = bit_count(self._images.hashes[one] ^ self._images.hashes[other]) <= self._distance
+            close = np.stack([one[is_close], other[is_close]])
+            is_alike = self._images.alike(close[0], close[1], self._distance)
+            found.append(close[:, is_alike])
+            count += found[-1].shape[1]
+            if count >= _BATCH:
+                self.links, found, count = join_sets(self.links, *np.hstack(found)), [], 0
+        if count:
+            self.links = join_sets(self.links, *np.hstack(found))
 
 
 def _linked_runs(links: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -400,6 +423,12 @@ def _masks(bands: int, equal: int) -> Iterator[np.uint64]:
         parts[bit * 29 % _BITS * bands // _BITS] |= 1 << bit
     for combination in itertools.combinations(parts, equal):
         yield np.uint64(sum(combination))
+
+
+def _are_shared(keys: np.ndarray) -> np.ndarray:
+    """Returns whether each of some sorted values is there more than once, bool[values]."""
+    same = np.concatenate([[False], keys[1:] == keys[:-1], [False]])
+    return (same[1:] | same[:-1])[: len(keys)]
 
 
 def run_starts(*columns: np.ndarray) -> np.ndarray:

@@ -304,8 +304,9 @@ class _PlannedRows:
             name = splits[place] if is_split else ""
             shards_of: tuple[PlannedShard, ...] = ()
             if images:
-                count = _shard_count(images, size, options) if is_split else -(-images // _ROW_GROUP)
-                cutter = shards.Cutter(images, size, count)
+                most = options.shards or shards.shard_count(size, images, options.shard_mb * 1e6)
+                count = most if is_split else -(-images // _ROW_GROUP)
+                cutter = shards.Cutter(images, size, min(count, images))
                 rows = ShardRows(self._directory, name or "dropped", cutter, self._labels, pool)
                 for part in sorter.read(place):
                     planned = part.select(schemas.PLANNED.names).cast(schemas.PLANNED)
@@ -379,10 +380,6 @@ class _ClusterNames:
         self._rows = rows.slice(found)
         names = (pa.concat_arrays([pa.array([""]), *rows[name].slice(0, found).chunks]) for name in ("cluster", "near"))
         return {name: texts.take(pa.array(indices)) for name, texts in zip(("cluster", "near"), names, strict=True)}
-
-
-def _shard_count(images: int, size: int, options: IngestOptions) -> int:
-    return min(options.shards or shards.shard_count(size, images, options.shard_mb * 1e6), images)
 
 
 def _empty_split(name: str, options: IngestOptions, rejected: int) -> EmptySplit:

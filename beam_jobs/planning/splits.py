@@ -44,8 +44,7 @@ _GROUP_LINKS = """
 
 # The name of a unit, which its hash stands for, is its smallest group, or else the first content.
 _UNITS = """
-    CREATE TABLE units AS
-    WITH grouped AS (
+    CREATE TABLE units AS WITH grouped AS (
         SELECT members.*, coalesce(nullif(members.group_name, ''), content_groups.group_name) AS unit_group
         FROM members LEFT JOIN content_groups USING (content) WHERE has_mates)
     SELECT id, labels, written, requested, coalesce(groups.hash, content_hash) AS unit
@@ -148,8 +147,7 @@ _NEW_LABELS = """
     CREATE VIEW new_labels AS
     SELECT labels FROM units WHERE NOT written UNION ALL SELECT labels FROM singles"""
 _RAREST_LABELS = """
-    CREATE TABLE rarest_labels AS
-    WITH counts AS (
+    CREATE TABLE rarest_labels AS WITH counts AS (
         SELECT label, count(*) AS images FROM (SELECT unnest(labels) AS label FROM new_labels) GROUP BY label)
     SELECT labels, arg_min(label, (images, label)) AS rarest FROM
         (SELECT labels, unnest(labels) AS label FROM (SELECT DISTINCT labels FROM new_labels))
@@ -167,8 +165,7 @@ _OTHER_CLASSES = """
     FROM unit_classes JOIN main_classes USING (unit) WHERE unit_classes.class <> main_classes.class"""
 # Classes are divided in the order of their rank.
 _CLASSES = """
-    CREATE TABLE classes AS
-    WITH free AS (
+    CREATE TABLE classes AS WITH free AS (
         SELECT DISTINCT {label} AS class FROM singles {join} WHERE requested < 0 UNION SELECT class FROM main_classes),
     others AS (SELECT main AS class, sum(images) AS images FROM other_classes GROUP BY main)
     SELECT class, row_number() OVER (ORDER BY coalesce(images, 0) DESC, class) - 1 AS rank
@@ -179,8 +176,7 @@ _OTHER_RANKS = """
     ORDER BY main"""
 # `id` is that of a single image, -1 for a unit that may have several.
 _RANKED_UNITS = """
-    CREATE TABLE ranked_units AS
-    WITH free AS (
+    CREATE TABLE ranked_units AS WITH free AS (
         SELECT {label} AS class, unit, 1 AS size, id FROM singles {join} WHERE requested < 0
         UNION ALL SELECT class, unit, size, -1 FROM main_classes)
     SELECT rank::INTEGER AS rank, unit, size::INTEGER AS size, id FROM free JOIN classes USING (class)"""
@@ -189,8 +185,7 @@ _UNIT_COLUMNS = {"unit": np.uint64, "size": np.int32, "id": np.int64}
 _UNITS_BY_CLASS = f"SELECT {', '.join(_UNIT_COLUMNS)} FROM ranked_units ORDER BY rank, unit"  # noqa: S608 - of this code
 _UNIT_COUNTS = "SELECT count(*) FROM ranked_units GROUP BY rank ORDER BY rank"
 _FREE_SPLITS = """
-    INSERT INTO assigned
-    WITH free AS (
+    INSERT INTO assigned WITH free AS (
         SELECT id, unit, rank FROM free_images JOIN main_classes USING (unit)
         JOIN classes ON classes.class = main_classes.class)
     SELECT id, split FROM free ASOF JOIN runs ON free.rank = runs.rank AND free.unit >= runs.start"""

@@ -254,11 +254,11 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     listing = list_source(_entries(source, options, hidden), hidden)
     sample = examine_sample(listing.candidates, _reader(source, options), options)
     work = _work(options, listing, sample, source)
-    resources = (
-        engine.estimate_resources(work)
-        if isinstance(engine, ResourceEstimator)
-        else _estimate_local_resources(work, options.thread_count)
-    )
+    if isinstance(engine, ResourceEstimator):
+        resources = engine.estimate_resources(work)
+    else:
+        cores = min(options.thread_count, system.cores())
+        resources = cost_estimate.estimate_core_resources(work, cores, cost_estimate.LOCAL_START_SECONDS)
     return Estimate(options=options, engine=engine.name, listing=listing, sample=sample, work=work, resources=resources)
 
 
@@ -319,10 +319,6 @@ def _shard_counts(options: IngestOptions, count: int, written: int) -> Mapping[s
         records = max(1, round(count * share))
         counts[name] = options.shards or shards.shard_count(int(written * share), records, options.shard_mb * 1e6)
     return counts
-
-
-def _estimate_local_resources(work: Work, threads: int) -> ResourceEstimate:
-    return cost_estimate.estimate_core_resources(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
 
 
 def check(options: IngestOptions) -> None:

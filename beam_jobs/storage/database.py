@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -95,7 +94,7 @@ class Database:
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Creates a table of the database with rows."""
-        self._execute(lambda: self.connection.from_arrow(rows).create(table))
+        self.add(table, rows, create=True)
 
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
         """Creates a table of the database with rows that come in parts of one schema, at least one."""
@@ -104,11 +103,8 @@ class Database:
 
     def add(self, table: str, rows: pa.Table, create: bool) -> None:
         """Adds rows to a table, or creates it with them."""
-        self._execute(partial(self._add, table, rows, create))
-
-    def _add(self, table: str, rows: pa.Table, create: bool) -> None:
-        relation = self.connection.from_arrow(rows)
-        (relation.create if create else relation.insert_into)(table)
+        method = "create" if create else "insert_into"
+        self._execute(lambda: getattr(self.connection.from_arrow(rows), method)(table))
 
     def _execute(self, statement: Callable[[], T]) -> T:
         """Runs a statement, again with a larger limit while the memory does not suffice and there is one."""

@@ -34,18 +34,14 @@ class PreviousSpanStrategy(ResolverStrategy):
             verdicts under `verdicts`.
         """
         current = input_dict[CURRENT_KEY]
-        passed_digests = {_digest(verdict) for verdict in input_dict[VERDICTS_KEY]} - {""}
+        passed_digests = {_digest(verdict) for verdict in input_dict[VERDICTS_KEY]} - {"", *map(_digest, current)}
         candidates = [
             artifact
             for artifact in input_dict[PREVIOUS_KEY]
-            if current and _precedes(artifact, current[0]) and _digest(artifact) in passed_digests
+            if current and _sort_key(artifact) < _sort_key(current[0]) and _digest(artifact) in passed_digests
         ]
         newest = [max(candidates, key=_sort_key)] if candidates else []
         return {CURRENT_KEY: current, PREVIOUS_KEY: newest, VERDICTS_KEY: []}
-
-
-def _precedes(artifact: types.Artifact, current: types.Artifact) -> bool:
-    return _sort_key(artifact) < _sort_key(current) and _digest(artifact) != _digest(current)
 
 
 def _sort_key(artifact: types.Artifact) -> tuple[int, int, int]:

@@ -162,7 +162,7 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
     for name in files:
         echo(os.path.join(directory, name))
     config = os.path.join(directory, CONFIG_NAME)
-    if images and _is_missing(images):
+    if images and not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images)):
         say(f"{images} does not exist yet; put the images there, or correct ingest.source in {config}")
     if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
         echo("", f"Name your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
@@ -177,7 +177,3 @@ def _check_directory(directory: str, names: Iterable[str]) -> None:
     existing = [name for name in names if os.path.lexists(os.path.join(directory, name))]
     if existing:
         raise OptionError(f"{directory} already has {', '.join(existing)}; move them, or name another directory")
-
-
-def _is_missing(images: str) -> bool:
-    return not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images))

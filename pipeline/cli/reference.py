@@ -232,7 +232,8 @@ def _settings_table(section: str, cls: type, options: Mapping[str, str]) -> Iter
             continue
         option = f" Option `{options[key]}`." if key in options else ""
         meaning = _to_sentence(_expand_constants(descriptions[name], cls)) + option
-        cells = (f"`{name}`", _setting_type(item), _setting_default(item), meaning)
+        default = "none: must be given" if item.is_required else f"`{one_line(item.default)}`"
+        cells = (f"`{name}`", _setting_type(item), default, meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 
@@ -258,10 +259,6 @@ def _setting_type(item: OptionField) -> str:
     text = settings.allowed(item.hint, item.annotations)
     text = re.sub(r"\ba (?=\w)|, as .*", "", text)
     return f"number {text}" if text.startswith(("between", "from")) else text
-
-
-def _setting_default(item: OptionField) -> str:
-    return "none: must be given" if item.is_required else f"`{one_line(item.default)}`"
 
 
 def _run_options() -> dict[str, str]:

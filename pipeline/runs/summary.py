@@ -142,6 +142,7 @@ def text(summary: RunSummary) -> str:
     """Returns the summary as aligned lines for a terminal."""
     steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
     cached = [name for name, step in steps.items() if step.state == "cached"]
+    rates = summary.rates
     lines = [
         *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
@@ -151,7 +152,10 @@ def text(summary: RunSummary) -> str:
         ("", summary.schema),
         ("accuracy", f"{_accuracy(summary.accuracy)}{_largest_class(summary)}"),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
-        ("input", _rates(summary.rates)),
+        (
+            "input",
+            f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}",
+        ),
         ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
         ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),
@@ -204,10 +208,6 @@ def _accuracy(accuracy: Accuracy) -> str:
 def _largest_class(summary: RunSummary) -> str:
     share = summary.largest_class_share
     return "" if share is None else f"; always the largest class gives {share:.4f}"
-
-
-def _rates(rates: Rates) -> str:
-    return f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"
 
 
 _SERVING = "Format-Serving"

@@ -159,7 +159,8 @@ class Stages:
         plan, count = self.source.plan, len(self.pool.serialized)
         records = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(records).cache()
-        read = windowed_reader.read_windows(self._plan_windows(), plan.index, self.source.options, fetches=plan.fetches)
+        windows = windowed_reader.plan_windows(plan.order, 0, windowed_reader.ENDLESS, Host())
+        read = windowed_reader.read_windows(windows, plan.index, self.source.options, fetches=plan.fetches)
         subjects = [
             self._subject(READ, read.map(lambda _, places, seed_epochs: (places, seed_epochs))),
             self._subject(
@@ -271,9 +272,6 @@ class Stages:
             return {**row, IMAGE: apply_batch_ops(ops, row[IMAGE], row[IMAGE_SEED], salt)}
 
         return image_batches.map(apply, self.source.options.thread_count, deterministic=True)
-
-    def _plan_windows(self) -> tf.data.Dataset:
-        return windowed_reader.plan_windows(self.source.plan.order, 0, windowed_reader.ENDLESS, Host())
 
     def _pixel_pool(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the first rows, whose decoded images are a pool of about 64 MB."""

@@ -146,7 +146,8 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
     stopped = f"training stopped: {clean_error_text(error)}"
     if damages:
         more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
-        leave_out = f", or leave them out with max_corrupt_records={len(damages)}" if _can_leave_out(damages[0]) else ""
+        is_decoded = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not decode
+        leave_out = "" if is_decoded else f", or leave them out with max_corrupt_records={len(damages)}"
         return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
     stopped = f"training stopped: {clean_error_text(error)}"
     return CorruptDataset(f"{wrong_size}; {stopped}; ingest again") if wrong_size else None
@@ -251,10 +252,6 @@ def _find_fault(location: _Location, data: bytes | str, decode: bool) -> str:
     if tail != data[-tfrecord.TAIL.size :]:
         return "has changed: its checksum is not the one that was written"
     return content_problem(payload, location.key, decode)
-
-
-def _can_leave_out(damage: Damage) -> bool:
-    return not damage.reason.startswith("cannot be decoded")  # `find_excluded` does not decode
 
 
 def _find_wrong_size(path: str, split: str) -> str:

@@ -70,7 +70,8 @@ def ensure_readable(path: str, dataset: Manifest, split: str, options: InputOpti
             f"service is {options.service!r} and TensorFlow cannot open {path} on its workers; leave service empty, or "
             "copy the dataset to where all of them can read it"
         )
-    root = os.path.join(options.cache_dir or _default_directory(), _FOLDER)
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feedline")
+    root = os.path.join(options.cache_dir or default, _FOLDER)
     copy = os.path.join(root, dataset.digest[:32])
     try:
         os.makedirs(copy, exist_ok=True)
@@ -85,10 +86,6 @@ def ensure_readable(path: str, dataset: Manifest, split: str, options: InputOpti
             f"directory with {_path_option(options)}"
         ) from error
     return copy
-
-
-def _default_directory() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feedline")
 
 
 def _path_option(options: InputOptions) -> str:
