@@ -177,10 +177,7 @@ def view_files(path: str, shown: int) -> View:
     sizes = {file: _size(file) for file in paths}
     unit = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
     total = f"{sum(sizes.values()):,} bytes"
-    rows = [
-        {**vars(one), "error": str(one.error or ""), "file": name_below(one.path, path), "bytes": sizes[one.path]}
-        for one in summary.files
-    ]
+    rows = [{**_file_json(one), "file": name_below(one.path, path), "bytes": sizes[one.path]} for one in summary.files]
     return View(
         headline=f"{summary.records:,} {unit}, {total}, compression {summary.compression}",
         facts=[*_size_facts(summary.sizes), *_remarks(summary), *_role_facts(roles)],
@@ -278,6 +275,10 @@ def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         rows.append((file["file"], f"{file['records']:,}", f"{file['bytes']:,}", state))
     omitted = len(files) - len(rows)
     return [*rows, (f"and {omitted:,} more", "", "", "")] if omitted else rows
+
+
+def _file_json(facts: Any) -> dict[str, Any]:
+    return {**vars(facts), "error": str(facts.error) if facts.error else ""}
 
 
 def _roles_json(roles: FeatureRoles) -> dict[str, Any]:

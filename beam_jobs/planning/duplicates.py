@@ -127,11 +127,11 @@ def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
 
 def _appearances(tables: ImageTables, options: IngestOptions) -> tuple[np.ndarray, Appearances]:
     """Returns the ids and the appearance of the distinct files; none if no near duplicates are looked for."""
-    is_off, channel_statistics = options.near_duplicates == "off", options.facts == "all"
-    count = 0 if is_off else tables.number(_COUNT_CONTENTS)
-    ids, images, end = np.empty(count, np.int64), near_duplicates.allocate(count, channel_statistics), 0
-    for rows in () if is_off else tables.tables(_CONTENTS.format(columns=", ".join(near_duplicates.COLUMNS))):
+    count = tables.number(_COUNT_CONTENTS) if options.near_duplicates != "off" else 0
+    ids, images, end = np.empty(count, np.int64), near_duplicates.allocate(count, options.facts == "all"), 0
+    contents = tables.tables(_CONTENTS.format(columns=", ".join(near_duplicates.COLUMNS)))
+    for rows in contents if count else ():
         start, end = end, end + len(rows)
         ids[start:end] = rows["id"].to_numpy()
-        images.put(start, near_duplicates.measure_facts(rows, channel_statistics))
+        images.put(start, near_duplicates.measure_facts(rows, options.facts == "all"))
     return ids, images

@@ -216,6 +216,8 @@ def find(images: Appearances, distance: int) -> NearClusters:
     search = _Search(images, distance)
     search.search_hashes()
     search.search_moments()
+    for first, image in search.equal:
+        search.unsearched[image] |= search.unsearched[first]
     return NearClusters(roots=search.links, unsearched=search.unsearched)
 
 
@@ -282,6 +284,7 @@ class _Search:
     Attributes:
       links: int64[images], index of the first image of the cluster of each image, by the pairs found so far.
       unsearched: bool[images], images that were not compared with every candidate.
+      equal: images of which only the first of equal ones is compared: this one, and each of its set.
     """
 
     def __init__(self, images: Appearances, distance: int) -> None:
@@ -289,11 +292,11 @@ class _Search:
         self.unsearched = images.weak.copy() if images.moments is None else np.zeros(len(images.hashes), bool)
         self._images, self._distance = images, distance
         self._comparisons_left = _COMPARISONS
+        self.equal: list[Pair] = []
 
     def search_hashes(self) -> None:
         """Finds the pairs without a weak hash."""
-        nodes = self._merge_equal(np.flatnonzero(~self._images.weak), self._images.traits)
-        self._search_bands(nodes, self._distance)
+        self._search_bands(self._merge_equal(np.flatnonzero(~self._images.weak), self._images.traits), self._distance)
 
     def _search_bands(self, nodes: np.ndarray, distance: int) -> None:
         band_counts = _band_counts(len(nodes), distance)
@@ -336,11 +339,12 @@ class _Search:
         rows = order[shared]
         values = np.column_stack([column[members[rows]] for column in columns])
         by_value = np.lexsort((*values.T, hashes[rows]))
-        order[shared], values = rows[by_value], values[by_value]
-        rows = order[shared]
+        rows, values = rows[by_value], values[by_value]
+        order[shared] = rows
         starts = run_starts(hashes[rows], values)
         firsts = np.repeat(rows[starts], np.diff(starts, append=len(rows)))
-        self.links = join_sets(self.links, members[firsts], members[rows])
+        self.equal.append((members[firsts], members[rows]))
+        self.links = join_sets(self.links, *self.equal[-1])
         return members[np.delete(order, np.delete(shared, starts))]
 
     def _compare(self, nodes: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
@@ -373,9 +377,8 @@ class _Search:
 
     def _outside_pairs(self, members: np.ndarray) -> Iterator[Pair]:
         """Yields each member outside of the largest cluster with all members, within the limit of comparisons."""
-        _, first, clusters = np.unique(self.links[members], return_index=True, return_inverse=True)
-        # Of the largest, that with the first member: an order that does not depend on that of the images.
-        outside = members[clusters != np.lexsort((first, -np.bincount(clusters)))[0]]
+        _, clusters = np.unique(self.links[members], return_inverse=True)
+        outside = members[clusters != np.bincount(clusters).argmax()]
         if len(outside) * len(members) > self._comparisons_left:
             self.unsearched[members] = True
             return
@@ -391,8 +394,7 @@ class _Search:
         for one, other in pairs:
             is_close = bit_count(self._images.hashes[one] ^ self._images.hashes[other]) <= self._distance
             close = np.stack([one[is_close], other[is_close]])
-            is_alike = self._images.alike(close[0], close[1], self._distance)
-            found.append(close[:, is_alike])
+            found.append(close[:, self._images.alike(close[0], close[1], self._distance)])
             count += found[-1].shape[1]
             if count >= _BATCH:
                 self.links, found, count = join_sets(self.links, *np.hstack(found)), [], 0

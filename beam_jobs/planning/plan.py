@@ -304,8 +304,8 @@ class _PlannedRows:
             name = splits[place] if is_split else ""
             shards_of: tuple[PlannedShard, ...] = ()
             if images:
-                most = options.shards or shards.shard_count(size, images, options.shard_mb * 1e6)
-                count = most if is_split else -(-images // _ROW_GROUP)
+                wanted = options.shards or shards.shard_count(size, images, options.shard_mb * 1e6)
+                count = wanted if is_split else -(-images // _ROW_GROUP)
                 cutter = shards.Cutter(images, size, min(count, images))
                 rows = ShardRows(self._directory, name or "dropped", cutter, self._labels, pool)
                 for part in sorter.read(place):

@@ -103,8 +103,12 @@ class Database:
 
     def add(self, table: str, rows: pa.Table, create: bool) -> None:
         """Adds rows to a table, or creates it with them."""
-        method = "create" if create else "insert_into"
-        self._execute(lambda: getattr(self.connection.from_arrow(rows), method)(table))
+
+        def work() -> None:
+            relation = self.connection.from_arrow(rows)
+            (relation.create if create else relation.insert_into)(table)
+
+        self._execute(work)
 
     def _execute(self, statement: Callable[[], T]) -> T:
         """Runs a statement, again with a larger limit while the memory does not suffice and there is one."""

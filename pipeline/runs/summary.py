@@ -143,6 +143,7 @@ def text(summary: RunSummary) -> str:
     steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
     cached = [name for name, step in steps.items() if step.state == "cached"]
     rates = summary.rates
+    speed = f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"
     lines = [
         *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
@@ -152,10 +153,7 @@ def text(summary: RunSummary) -> str:
         ("", summary.schema),
         ("accuracy", f"{_accuracy(summary.accuracy)}{_largest_class(summary)}"),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
-        (
-            "input",
-            f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}",
-        ),
+        ("input", speed),
         ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
         ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),

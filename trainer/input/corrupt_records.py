@@ -146,8 +146,8 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
     stopped = f"training stopped: {clean_error_text(error)}"
     if damages:
         more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
-        is_decoded = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not decode
-        leave_out = "" if is_decoded else f", or leave them out with max_corrupt_records={len(damages)}"
+        is_undecodable = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not decode
+        leave_out = "" if is_undecodable else f", or leave them out with max_corrupt_records={len(damages)}"
         return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
     stopped = f"training stopped: {clean_error_text(error)}"
     return CorruptDataset(f"{wrong_size}; {stopped}; ingest again") if wrong_size else None

@@ -433,10 +433,7 @@ def _export_with_tensorflow(model: keras.Model, arguments: dict[str, object]) ->
         model.save(os.path.join(folder, _MODEL_NAME))
         with open(os.path.join(folder, _ARGUMENTS_NAME), "wb") as stream:
             # The file of the model has no user classes; they are pickled by reference to their module.
-            classes = {type(layer).__name__: type(layer) for layer in leaves(model)}
-            user_classes = {
-                name: kind for name, kind in classes.items() if kind.__module__.partition(".")[0] != "keras"
-            }
+            user_classes = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_keras_layer(layer)}
             pickle.dump((user_classes, arguments), stream)
         environment = {**child_python.environment(), "KERAS_BACKEND": "tensorflow"}
         command = child_python.command(_EXPORT, folder, *_list_import_folders(user_classes.values()))
@@ -452,3 +449,7 @@ def _list_import_folders(classes: Iterable[type]) -> Iterator[str]:
         top = sys.modules[kind.__module__.partition(".")[0]]
         if file := getattr(top, "__file__", None):
             yield os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
+
+
+def _is_keras_layer(layer: keras.layers.Layer) -> bool:
+    return type(layer).__module__.partition(".")[0] == "keras"

@@ -117,18 +117,16 @@ def test_every_planted_pair_among_many_is_found_in_seconds(distance):
     assert (np.bincount(roots) > 1).sum() <= 520  # chance alone makes a few pairs at 8 bits
 
 
-@pytest.mark.parametrize(
-    ("sizes", "alike"), [([(60, 80), (600, 820)], True), ([(60, 80), (60, 89)], False), ([(60, 80), (80, 60)], False)]
-)
-def test_images_of_another_shape_are_not_alike(sizes, alike):
-    assert clusters_of(looks([BASE, BASE], sizes=sizes), 3) == [0, 0 if alike else 1]
+SHAPES = [([(60, 80), (600, 820)], True), ([(60, 80), (60, 89)], False), ([(60, 80), (80, 60)], False)]
+COLOURS = [([COLOUR, (116, 84, 100)], True), ([COLOUR, (100, 100, 132)], False)]
 
 
 @pytest.mark.parametrize(
-    ("colours", "alike"), [([(100, 100, 100), (116, 84, 100)], True), ([(100, 100, 100), (100, 100, 132)], False)]
+    ("facts", "alike"),
+    [({"sizes": two}, alike) for two, alike in SHAPES] + [({"colours": two}, alike) for two, alike in COLOURS],
 )
-def test_images_of_another_colour_are_not_alike(colours, alike):
-    assert clusters_of(looks([BASE, BASE], colours=colours), 3) == [0, 0 if alike else 1]
+def test_images_of_another_shape_or_colour_are_not_alike(facts, alike):
+    assert clusters_of(looks([BASE, BASE], **facts), 3) == [0, 0 if alike else 1]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +194,10 @@ def test_what_a_crowd_costs_has_a_limit_and_what_is_left_out_is_counted(monkeypa
     missed = found.roots[one] != found.roots[other]
     assert missed.any()
     assert found.unsearched[one[missed]].all()
+    order = np.random.default_rng(0).permutation(len(hashes))  # the database gives the images in any order
+    again = near_duplicates.find(looks(np.array(hashes, np.uint64)[order]), 4)
+    assert again.unsearched.tolist() == found.unsearched[order].tolist()
+    assert len({*zip(found.roots[order], again.roots, strict=True)}) == len({*again.roots}) == len({*found.roots})
 
 
 def dense(count: int, bits: int, share: float = 0.5, seed: int = 2) -> list[int]:
@@ -226,9 +228,8 @@ def test_crowds_cost_neither_minutes_nor_gigabytes(crowd, distance):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
     found = near_duplicates.find(images, distance)
-    left_out, _ = near_duplicates.find_surplus(
-        images, found, distance, np.zeros(len(hashes), bool), np.ones(len(hashes), bool)
-    )
+    none = np.zeros(len(hashes), bool)
+    left_out, _ = near_duplicates.find_surplus(images, found, distance, none, ~none)
     assert time.monotonic() - started < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
     assert left_out.any()
@@ -267,9 +268,8 @@ def test_a_large_cluster_is_dealt_with_in_pieces(monkeypatch):
     monkeypatch.setattr(near_duplicates, "_PIECE", 100)
     hashes = [BASE] * 50 + dense(1000, 16)
     images = looks(hashes)
-    gone, unsearched = near_duplicates.find_surplus(
-        images, near_duplicates.find(images, 8), 8, np.zeros(1050, bool), np.ones(1050, bool)
-    )
+    found, none = near_duplicates.find(images, 8), np.zeros(1050, bool)
+    gone, unsearched = near_duplicates.find_surplus(images, found, 8, none, ~none)
     assert unsearched.all()
     stay = np.flatnonzero(~gone)
     assert len(stay) < 35  # 5 in one piece; 40 in pieces of hashes that are not sorted
