@@ -50,10 +50,13 @@ from beam_jobs.stages.write import (
     unit_name,
 )
 from beam_jobs.storage import disk
+from beam_jobs.storage.lock import InUse
 from beam_jobs.types import ImageRef
 
 _LISTED_REJECTS = 3
 _NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte
+
+_POLL_S = 2.0  # between tries to lock the output that another command with the same job writes
 
 Report = Callable[[str], None]
 
@@ -100,20 +103,16 @@ def run(
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
 
     def build(out: str) -> Manifest:
-        work_path = work or storage.join(out, work_dir.DIRECTORY)
-        build_options = dataclasses.replace(options, out=out)
-        command = [options.digest(), options.source, options.append, options.overwrite, options.retry_rejects]
-        file = JobFile(
-            path=storage.join(work_path, work_dir.JOB_NAME),
-            command=json.dumps(command),
-            leave=leave,
-            tally=functools.partial(tally_left_job, work_path),
-        )
-        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing, check_lock, file).run()
+        path = work or storage.join(out, work_dir.DIRECTORY)
+        build_options, file = dataclasses.replace(options, out=out), _job_file(options, path, leave)
+        return _Ingest(source, build_options, path, make_pipeline, report, watch, existing, check_lock, file).run()
 
     _check_before_writing(options)
+    other = _job_file(options, work or storage.join(options.out, work_dir.DIRECTORY), leave, beside=True)
     # A work directory of its own is shared by the runs of a pipeline, of which each writes another output.
-    with work_dir.exclusive(work or options.out, report) as check_lock:
+    with _locked(work or options.out, other, make_pipeline, watch, report) as (check_lock, followed):
+        if followed and work_dir.is_published(options.out):
+            return manifest.load(options.out)
         replace.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
@@ -129,6 +128,53 @@ def run(
             return build(options.out)
         with disk.explain_errors("replacing the dataset", options.out):
             return replace.replace_dataset(options.out, build)
+
+
+def _job_file(options: IngestOptions, work: str, leave: Callable[[str], bool] | None, beside: bool = False) -> JobFile:
+    command = [options.digest(), options.source, options.append, options.overwrite, options.retry_rejects]
+    return JobFile(
+        path=storage.join(work, work_dir.JOB_NAME),
+        command=json.dumps(command),
+        leave=leave,
+        tally=functools.partial(tally_left_job, work),
+        beside=beside,
+    )
+
+
+@contextlib.contextmanager
+def _locked(
+    path: str, other: JobFile, make_pipeline: MakePipeline, watch: Watch, report: Report
+) -> Iterator[tuple[Callable[[], None], bool]]:
+    """Locks a directory, after the end of an equal command that has a job on a service, whose job is followed.
+
+    Args:
+      path: output, or work directory.
+      other: file with the job of the command that has the lock.
+      make_pipeline: finds the job.
+      watch: shows its progress.
+      report: takes lines of text.
+
+    Yields:
+      the check of `work_dir.exclusive`, and whether a job was followed.
+
+    Raises:
+      OptionError: another ingest has the lock, and no job that this command could follow.
+    """
+    followed = False
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                check_lock = stack.enter_context(work_dir.exclusive(path, None if followed else report))
+            except InUse as error:
+                if other.follow(make_pipeline, watch, report) and not followed:
+                    followed = True
+                    report(f"waiting   for the command that does the rest: {error}")
+                if not followed:
+                    raise
+                time.sleep(_POLL_S)
+                continue
+            yield check_lock, followed
+            return
 
 
 def _check_before_writing(options: IngestOptions) -> None:

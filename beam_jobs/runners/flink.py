@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from beam_jobs.common import settings
 from beam_jobs.common.settings import STRICT, Count, OneOf
+from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import cost_estimate
@@ -53,18 +54,23 @@ class ClusterOverview:
         """The minor version as in `flink_version`, such as `1.19`."""
         return ".".join(self.version.split(".")[:2])
 
+    @property
+    def slots_per_task_manager(self) -> int:
+        """The largest number of slots of a task manager, if they differ by one at most."""
+        return -(-self.slots // max(1, self.task_managers))
+
     def has_room(self, parallelism: int) -> bool:
         """Returns whether the cluster has a slot per unit of work, at least one slot."""
         return self.slots >= max(1, parallelism)
 
 
-def cluster_slots(master: str, version: str, parallelism: int) -> int:
-    """Returns the number of concurrent units of work on a cluster.
+def fitting_cluster(master: str, version: str, parallelism: int) -> ClusterOverview:
+    """Returns version and size of a cluster on which the jobs can run.
 
     Args:
       master: see `cluster_overview`.
       version: required minor version of Flink, such as `1.19`.
-      parallelism: requested number of concurrent units; 0 takes every slot.
+      parallelism: requested number of concurrent units of work; 0 takes every slot.
 
     Raises:
       OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
@@ -86,7 +92,7 @@ def cluster_slots(master: str, version: str, parallelism: int) -> int:
             f"the cluster at {master} has {overview.slots} slots, parallelism is {parallelism}; "
             "start more task managers, or lower --runner-option parallelism"
         )
-    return parallelism or overview.slots
+    return overview
 
 
 def cluster_overview(master: str, timeout_s: float = _TIMEOUT_S) -> ClusterOverview:
@@ -152,7 +158,7 @@ class Options(settings.Options):
         environment, or else of `PATH`, so that task managers need it at the same path.
       worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
         `worker_command`, for task managers that are containers of their own.
-      workers: worker processes a task manager; 0 leaves the number to Beam, one less than the cores.
+      workers: worker processes a task manager, each with one decoder; 0 starts one for each of its slots.
       retries: how often a job that Flink gave up is sent again; what it had finished is not done again.
       java_memory: largest heap of the JVM started here: the job server, and the mini cluster in it.
       log_dir: directory for the logs of this run, kept; empty takes a temporary one that stays when a job failed.
@@ -168,7 +174,7 @@ class Options(settings.Options):
     job_server_jar: str = ""
     worker_command: str = ""
     worker_pool: str = ""
-    workers: Count = 1
+    workers: Count = 0
     retries: Count = 3
     java_memory: str = "1g"
     log_dir: str = ""
@@ -190,15 +196,15 @@ class Options(settings.Options):
         """Whether the cluster is a mini cluster in a JVM of this machine."""
         return self.flink_master == LOCAL
 
-    def slots(self) -> int:
-        """Returns the number of concurrent units of work; for an existing cluster it sends a request.
+    def cluster(self) -> ClusterOverview:
+        """Returns version and size of the cluster; from an existing cluster they are requested.
 
         Raises:
           OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
         """
         if self.is_local:
-            return self.parallelism or os.cpu_count() or 1
-        return cluster_slots(self.flink_master, self.flink_version, self.parallelism)
+            return ClusterOverview(version=self.flink_version, slots=self.parallelism or cores(), task_managers=1)
+        return fitting_cluster(self.flink_master, self.flink_version, self.parallelism)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
@@ -207,7 +213,7 @@ class Options(settings.Options):
         from beam_jobs.runners.flink_child import Leftovers
 
         worker = self._find_worker()
-        slots = self.slots()
+        cluster = self.cluster()
         java = flink_job_server.find_java()
         jar = flink_job_server.find_jar(self.flink_version, self.job_server_jar)
         command = flink_job_server.server_command(java, jar, self.flink_master, self.java_memory)
@@ -216,7 +222,7 @@ class Options(settings.Options):
         with flink_job_server.log_files(self.log_dir) as log_dir:
             leftovers = Leftovers(url, job, "" if self.log_dir else log_dir)
             with flink_job_server.running_server(command, log_dir, leftovers) as endpoint:
-                arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={endpoint}"]
+                arguments = [*self.beam_arguments(worker, cluster), f"--job_endpoint={endpoint}"]
                 yield flink_jobs.Pipelines(arguments, self.retries, job, url)
 
     def check(self, ingest: IngestOptions) -> None:
@@ -231,7 +237,7 @@ class Options(settings.Options):
         from beam_jobs.runners import flink_job_server
 
         self._find_worker()
-        self.slots()
+        self.cluster()
         flink_job_server.find_java()
         flink_job_server.check_jar(self.flink_version, self.job_server_jar)
 
@@ -241,7 +247,8 @@ class Options(settings.Options):
         Raises:
           OptionError: the cluster does not answer, or does not fit.
         """
-        return cost_estimate.estimate_core_resources(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
+        slots = self.parallelism or self.cluster().slots
+        return cost_estimate.estimate_core_resources(work, slots, cost_estimate.FLINK_START_SECONDS)
 
     def _find_worker(self) -> str:
         if self.worker_pool:
@@ -254,12 +261,12 @@ class Options(settings.Options):
             )
         return command
 
-    def beam_arguments(self, worker: str, slots: int) -> list[str]:
+    def beam_arguments(self, worker: str, cluster: ClusterOverview) -> list[str]:
         """Returns the arguments of Beam's Flink runner, except the address of its job server.
 
         Args:
           worker: path of the program that starts a worker; unused with a worker pool.
-          slots: number of concurrent units of work.
+          cluster: where the jobs run.
         """
         environment = (
             ("--environment_type=EXTERNAL", f"--environment_config={self.worker_pool}")
@@ -269,8 +276,8 @@ class Options(settings.Options):
         return [
             "--runner=FlinkRunner",
             f"--flink_master={self.flink_master}",
-            f"--parallelism={slots}",
-            f"--sdk_worker_parallelism={self.workers}",
+            f"--parallelism={self.parallelism or cluster.slots}",
+            f"--sdk_worker_parallelism={self.workers or cluster.slots_per_task_manager}",
             *environment,
             "--sdk_location=container",  # workers have Beam and feedline installed, so no package is sent
             "--experiments=disable_logging_submission_environment",

@@ -46,7 +46,8 @@ def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterat
       a check that raises `OptionError` when another ingest took the output over; see `lock.exclusive`.
 
     Raises:
-      OptionError: another ingest writes to the output, or the store cannot be written.
+      InUse: another ingest writes to the output.
+      OptionError: the store cannot be written.
     """
     refusal = f"{out} is in use by another ingest: {lock.OWNER}; wait for its end"
     with contextlib.ExitStack() as stack:

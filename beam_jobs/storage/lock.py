@@ -91,6 +91,10 @@ def locked(path: str, report: Callable[[str], object] | None = None) -> Iterator
         yield check
 
 
+class InUse(OptionError):
+    """Another process owns the lock, and the message is that of `exclusive`."""
+
+
 OWNER = "{owner}"
 
 
@@ -107,7 +111,7 @@ def exclusive(path: str, refusal: str, report: Callable[[str], object] | None = 
       the check of `locked`.
 
     Raises:
-      OptionError: another process owns the lock.
+      InUse: another process owns the lock.
       OSError: the lock cannot be created.
     """
 
@@ -122,7 +126,7 @@ def exclusive(path: str, refusal: str, report: Callable[[str], object] | None = 
         try:
             check_lock = stack.enter_context(locked(path, report))
         except Locked as error:
-            raise OptionError(refusal.replace(OWNER, str(error))) from None
+            raise InUse(refusal.replace(OWNER, str(error))) from None
         yield check
 
 

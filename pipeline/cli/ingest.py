@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -181,22 +182,25 @@ def _check_paths(source: str, out: str) -> None:
     work_dir.check_out(source, out)
 
 
-_ASK_S = 10.0
+ASK_S = 10.0
 
 
 def leave_job(text: str) -> bool:
     """Asks after Ctrl-C whether a job on a service is left running; see `ingest.run`.
 
-    Without a terminal, and after SIGTERM, it is left. A second Ctrl-C cancels it.
+    Without a terminal, and after SIGTERM, it is left. A second Ctrl-C cancels it. The command that follows a job that
+    is left is printed.
 
     Args:
       text: names the job.
     """
-    if signals.code() == signals.TERMINATED or sys.stdin is None or not sys.stdin.isatty():
-        return True
-    say(f"{text} continues in {_ASK_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
-    ready, _, _ = select.select([sys.stdin], [], [], _ASK_S)
-    return not (ready and sys.stdin.readline().strip().lower() == "c")
+    if signals.code() != signals.TERMINATED and sys.stdin is not None and sys.stdin.isatty():
+        say(f"{text} continues in {ASK_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
+        ready, _, _ = select.select([sys.stdin], [], [], ASK_S)
+        if ready and sys.stdin.readline().strip().lower() == "c":
+            return False
+    say(f"to follow the job: {shlex.join(['feedline', *sys.argv[1:]])}")
+    return True
 
 
 def read_request(

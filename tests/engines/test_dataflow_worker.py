@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -24,9 +25,9 @@ from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.runners import dataflow, dataflow_jobs
+from beam_jobs.runners import LocalEngine, cost_estimate, dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import resume, transforms
+from beam_jobs.stages import dry_run, resume, transforms
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.verify_job import verify_on_runner
@@ -36,6 +37,7 @@ from tests.beam_jobs.runs import shards_under
 from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
 from tests.stores import emulators
+from tests.stores.tap import Asked
 
 pytestmark = pytest.mark.cluster
 
@@ -151,11 +153,20 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         assert not any("main_session" in path for path in staged(job))
 
 
-def test_an_ingest_copies_and_deletes_nothing_but_what_is_too_large_for_memory(photos, bucket):
+def test_an_ingest_asks_a_slow_store_as_often_as_the_dry_run_says_and_copies_only_what_is_large(photos, bucket):
     """A copy costs requests, and what is deleted is kept and paid for a week where a bucket has soft deletion."""
-    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    chosen = options(bucket.put_tree("photos", photos), f"{bucket.url}/out", bucket_images=7)
+    work = dry_run.estimate(chosen, LocalEngine()).work
     bucket.tap.asked.clear()
-    run(options(source, out))
+    bucket.tap.sent.clear()
+    bucket.tap.refuse = lambda _: time.sleep(0.1) or 0
+    start = time.monotonic()
+    run(chosen)
+    reads, writes = cost_estimate.store_requests(work, time.monotonic() - start)
+    methods = Counter("POST" if "prefix=" in asked.path else asked.method for asked in bucket.tap.asked)
+    assert methods["GET"] == pytest.approx(reads, rel=0.1)
+    assert methods["POST"] == pytest.approx(writes, rel=0.1)
+    assert sum(size for path, size in bucket.tap.sent.items() if "/o/photos/" in path) == 2 * work.read_bytes
     pattern = re.compile(r"/(?:rewriteTo|copyTo)/b/[^/]+/o/out/([^?]+)")
     copied = [found[1] for asked in bucket.tap.asked if (found := pattern.search(asked.path))]
     assert Counter(re.sub(r"\d+", "N", name) for name in copied) == {
@@ -324,6 +335,36 @@ def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_ot
     assert all(job.state == "JOB_STATE_DONE" for job in service.jobs)
     shards = [name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord")]
     assert {name: storage.read_bytes(f"{out}/{name}") for name in shards} == shards_under(dataset)
+
+
+def test_the_same_command_follows_the_job_of_one_that_still_runs_and_ends_with_it(photos, bucket, service):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    service.freezes = True
+    lines: list[str] = []
+
+    def refuse(asked: Asked) -> int:
+        """Answers as Google does to a condition that the emulator knows nothing of."""
+        conditional = "ifGenerationMatch=0" in asked.path and asked.path.endswith("/.feedline-lock")
+        return 412 * (conditional and storage.exists(f"{out}/.feedline-lock"))
+
+    bucket.tap.refuse = refuse
+
+    def say(line: str) -> None:
+        lines.append(line)
+        service.freezes = False
+        service.jobs[0].thaw()
+
+    with ThreadPoolExecutor(1) as threads, engine(bucket, service).open() as make_pipeline:
+        first = threads.submit(run, options(source, out), make_pipeline)
+        while not (first.done() or storage.exists(f"{out}/_work/job.json")):
+            time.sleep(0.1)
+        with pytest.raises(OptionError, match=f"{service.jobs[0].id} runs for an ingest with other options; repeat"):
+            run(options(source, out, seed=7), make_pipeline)
+        second = run(options(source, out), make_pipeline, say)
+        assert second == first.result()
+    assert lines[0].startswith("following the job on Dataflow at https://")
+    assert lines[1].startswith(f"waiting   for the command that does the rest: {out} is in use by another ingest")
+    assert [job.description["name"] for job in service.jobs] == ["feedline-examine", "feedline-write"]
 
 
 def test_what_no_worker_can_read_is_tried_in_two_more_jobs(photos, bucket, service, monkeypatch):

@@ -118,7 +118,8 @@ def test_the_components_of_a_run_work_on_an_embedded_cluster(jar, photos, tmp_pa
     with flink_job_server.running_server(
         flink_job_server.server_command(java, jar, LOCAL, "768m"), str(tmp_path)
     ) as endpoint:
-        arguments = [*engine(jar).beam_arguments(worker_path(), slots=2), f"--job_endpoint={endpoint}"]
+        options = engine(jar)
+        arguments = [*options.beam_arguments(worker_path(), options.cluster()), f"--job_endpoint={endpoint}"]
         settings = {
             "root": str(tmp_path / "root"),
             "beam_args": arguments,

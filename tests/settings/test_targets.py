@@ -152,7 +152,7 @@ ROWS = [
     ),
     row("flink.worker_command", "WORKER", lambda job: "own-worker" in job.environments[0], (False, True)),
     row("flink.worker_pool", "localhost:50000", lambda job: "external" in job.environments[0], (False, True)),
-    row("flink.workers", 2, lambda job: int(job.options["sdk_worker_parallelism"]), (1, 2)),
+    row("flink.workers", 2, lambda job: int(job.options["sdk_worker_parallelism"]), (7, 2), given=IN_A_CLUSTER),
     row("flink.retries", 1, lambda job: job.sent, (4, 2)),
     row(
         "flink.java_memory",

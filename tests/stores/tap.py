@@ -7,6 +7,7 @@ import json
 import re
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,7 @@ class Tap(ThreadingHTTPServer):
     Attributes:
       url: where it listens.
       asked: every request so far.
+      sent: path of a request -> bytes of the answers so far.
       refuse: takes a request and returns the status to answer with; 0 passes it on, `CUT` half of the answer.
       tls: what clients meet that ask for a tunnel, as those do that insist on `https://`.
     """
@@ -49,6 +51,7 @@ class Tap(ThreadingHTTPServer):
         self.upstream = upstream.removeprefix("http://")
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.asked: list[Asked] = []
+        self.sent: Counter[str] = Counter()
         self.refuse: Callable[[Asked], int] = lambda _: 0
         self.tls: ssl.SSLContext | None = None
 
@@ -131,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             kept = {name: value for name, value in answer.getheaders() if name.lower() not in _NOT_PASSED_ON}
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
             body = answer.read()
+            self.server.sent[unquote(self.path)] += len(body)
             if cut:
                 self.close_connection = True
                 length, body = str(len(body)), body[: len(body) // 2]

@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from beam_jobs.runners import flink_job_server
-from beam_jobs.runners.flink import WORKER, Options, worker_path
+from beam_jobs.runners.flink import WORKER, ClusterOverview, Options, worker_path
 from pipeline.cli.ingest import parse_engine
 from tests.engines.flink_parts import program, serving
 
@@ -60,12 +60,13 @@ def test_workers_are_started_in_one_way():
 
 
 def test_the_settings_reach_beam():
-    options = Options(flink_master="there:1", workers=2, worker_command="/opt/feedline-worker")
-    said = options.beam_arguments("/opt/feedline-worker", 7)
-    assert {"--flink_master=there:1", "--parallelism=7", "--sdk_worker_parallelism=2"} <= set(said)
+    options = Options(flink_master="there:1", worker_command="/opt/feedline-worker")
+    cluster = ClusterOverview(version="1.19.3", slots=7, task_managers=2)
+    said = options.beam_arguments("/opt/feedline-worker", cluster)
+    assert "--flink_master=there:1" in said
     assert "--environment_type=PROCESS" in said
     assert '--environment_config={"command": "/opt/feedline-worker"}' in said
-    pool = Options(worker_pool="localhost:50000").beam_arguments("", 1)
+    pool = Options(worker_pool="localhost:50000").beam_arguments("", cluster)
     assert {"--environment_type=EXTERNAL", "--environment_config=localhost:50000"} <= set(pool)
 
 

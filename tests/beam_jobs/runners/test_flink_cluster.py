@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import threading
 
 import pytest
 
+from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.runners.flink import Options
 from pipeline.doctor import flink as doctor
@@ -38,21 +38,25 @@ def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, 
     folder, url = served
     (folder / "overview").write_text(json.dumps(overview))
     with pytest.raises(OptionError, match=problem):
-        Options(flink_master=url, parallelism=parallelism).slots()
+        Options(flink_master=url, parallelism=parallelism).cluster()
 
 
-def test_a_cluster_that_fits_gives_its_slots(served):
+def test_a_cluster_that_fits_gives_its_slots_and_each_has_a_worker(served):
     folder, url = served
-    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
-    place = url.removeprefix("http://")
-    assert Options(flink_master=place).slots() == 4
-    assert Options(flink_master=f"{url}/", parallelism=4).slots() == 4
-    assert Options(flink_master=url, parallelism=3).slots() == 3
+    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 9, "taskmanagers": 2}))
+    for options, parallelism, workers in (
+        (Options(flink_master=url.removeprefix("http://")), 9, 5),
+        (Options(flink_master=f"{url}/", parallelism=3), 3, 5),
+        (Options(flink_master=url, workers=2), 9, 2),
+        (Options(parallelism=4), 4, 4),
+    ):
+        arguments = options.beam_arguments("", options.cluster())
+        assert {f"--parallelism={parallelism}", f"--sdk_worker_parallelism={workers}"} <= set(arguments)
 
 
 def test_no_cluster_at_all_is_said_with_the_remedy():
     with pytest.raises(OptionError, match=r"flink_master is localhost:1, which does not answer .*refused.*; start the"):
-        Options(flink_master="localhost:1").slots()
+        Options(flink_master="localhost:1").cluster()
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\n\xff\n"])
@@ -70,7 +74,7 @@ def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
         thread.start()
         options = Options(flink_master=f"localhost:{listener.getsockname()[1]}")
         with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
-            options.slots()
+            options.cluster()
         assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
@@ -104,5 +108,4 @@ def test_the_remedies_of_the_doctor_are_whole_commands(served, tmp_path):
 
 
 def test_without_a_cluster_every_core_is_a_slot():
-    assert Options().slots() == os.cpu_count()
-    assert Options(parallelism=5).slots() == 5
+    assert Options().cluster().slots == cores()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import pty
 import re
+import sys
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import flink
 from pipeline import cli
+from pipeline.cli import ingest as ingest_command
 from pipeline.cli.ingest import parse_engine
 from tests.engines.flink_parts import program
 
@@ -125,3 +128,21 @@ def test_a_source_in_s3_needs_workers_that_have_a_client_for_it(monkeypatch):
         parse_engine("dataflow", where).check(ingest)
     parse_engine("dataflow", [*where, "sdk_container_image=registry/feedline"]).check(ingest)
     parse_engine("dataflow", where).check(dataclasses.replace(ingest, source="gs://bucket/photos"))
+
+
+# --- Ctrl-C while a job runs on a service
+
+
+@pytest.mark.parametrize(("typed", "left"), [(b"c\n", False), (b"\n", True), (b"", True)])
+def test_ctrl_c_leaves_a_job_unless_c_is_typed_and_names_the_command_that_follows_it(typed, left, monkeypatch, capsys):
+    assert ingest_command.ASK_S == 10
+    monkeypatch.setattr(ingest_command, "ASK_S", 10 if typed else 0.1)
+    monkeypatch.setattr(sys, "argv", ["/bin/feedline", "ingest", "my photos", "--out", "gs://bucket/out"])
+    keyboard, terminal = pty.openpty()
+    with open(keyboard, "wb", buffering=0) as keys, open(terminal, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        keys.write(typed)
+        assert ingest_command.leave_job("the job far away") is left
+    errors = capsys.readouterr().err
+    assert "the job far away continues in " in errors
+    assert ("to follow the job: feedline ingest 'my photos' --out gs://bucket/out\n" in errors) == left
