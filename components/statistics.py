@@ -54,11 +54,6 @@ def statistics_options(extra: Sequence[str]) -> tfdv.StatsOptions:
     )
 
 
-def extra_columns(dataset: Manifest) -> tuple[str, ...]:
-    """Returns the names of the user columns of a dataset, without `extra/`."""
-    return tuple(dataset.options["columns"]["extra"])
-
-
 def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistics_pb2.DatasetFeatureStatisticsList]:
     """Runs StatisticsGen on a published dataset, without a pipeline.
 
@@ -80,7 +75,7 @@ def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistic
         statistics = standard_artifacts.ExampleStatistics()
         statistics.uri = str(Path(scratch) / "statistics")
         try:
-            _generate(examples, statistics, statistics_options(extra_columns(dataset)), scratch)
+            _generate(examples, statistics, statistics_options(dataset.options["columns"]["extra"]), scratch)
         except (OSError, ValueError) as error:
             raise unreadable(directory, error) from error
         split_statistics = load_statistics(statistics)

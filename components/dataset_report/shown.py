@@ -75,9 +75,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """Returns a share, 0-1, as `12.3 %`."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:.1f} %"
 
 
 NO_CLASS = "no class"

@@ -20,7 +20,7 @@ from beam_jobs.common.system import free_bytes
 from beam_jobs.storage import is_remote
 from trainer.bench import baselines, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
-from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, Ablated, Facts, Figures, Stage
+from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, STEP, TRANSFER, Ablated, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Counts, Subject, dataset_subject
 from trainer.bench.stages import Source, Variant, assemble, op_names, open_source, spell, unfuse_crop
 from trainer.input.checks import check_room
@@ -30,7 +30,6 @@ from trainer.ops import IMAGE, parse_ops
 from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions
 
-TRANSFER, STEP = "transfer", "step"
 _BATCHES = 4  # copied alternately, so that no copy reads from the cache of the processor
 _DEFAULT_MEAN, _DEFAULT_STD = (127.5,) * 3, (64.0,) * 3  # without channel statistics; the speed is the same
 

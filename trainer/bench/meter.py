@@ -116,9 +116,9 @@ def measure_alternately(
     return {name: _median(costs) for name, costs in samples.items()}
 
 
-def duration(subjects: int, seconds: float, rounds: int = ROUNDS) -> float:
+def duration(subjects: int, seconds: float) -> float:
     """Returns the estimated duration of `measure_alternately`, seconds."""
-    return subjects * rounds * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
+    return subjects * ROUNDS * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
 
 
 def _run(counts: Counts, seconds: float, min_images: float, clock: Clock) -> tuple[float, float]:

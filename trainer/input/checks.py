@@ -50,9 +50,8 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
       OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
     """
     _check_device_ops(options)
-    row = {IMAGE: "", record.HEIGHT: 0, record.WIDTH: 0, KEY: "", LABEL: 0}
-    types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
-    parsed = {name: tf.constant(value, types[name]) for name, value in row.items()}
+    text, number = tf.constant(""), tf.constant(0, tf.int64)
+    parsed = {IMAGE: text, KEY: text, record.HEIGHT: number, record.WIDTH: number, LABEL: number}
     parsed[IMAGE_SEED] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)

@@ -149,7 +149,6 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
         is_undecodable = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not decode
         leave_out = "" if is_undecodable else f", or leave them out with max_corrupt_records={len(damages)}"
         return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
-    stopped = f"training stopped: {clean_error_text(error)}"
     return CorruptDataset(f"{wrong_size}; {stopped}; ingest again") if wrong_size else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs import errors
-from beam_jobs.dataset import record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import OptionError
 from trainer.input.parse import WEIGHT_SPEC
 from trainer.input.plan import InputPlan, make_plan
@@ -96,8 +96,6 @@ def mixture_labels(paths: list[str]) -> tuple[str, ...]:
       UsageError: there is no such dataset.
       CorruptDataset: a dataset is damaged.
     """
-    from beam_jobs.dataset import manifest
-
     return tuple(dict.fromkeys(name for path in paths for name in manifest.load(path).labels))
 
 

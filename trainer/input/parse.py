@@ -20,13 +20,10 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 from beam_jobs.types import EXTRA_TYPES
-from trainer.ops import IMAGE, Decode, DecodeRandomCrop, ImageOp, Op
-from trainer.ops.base import Size
+from trainer.ops import BOX_LABELS, BOXES, IMAGE, MASK, Decode, DecodeRandomCrop, ImageOp, Op
+from trainer.ops.base import IMAGE_SEED, Size
 from trainer.options import InputOptions
 
-BOXES = "boxes"
-BOX_LABELS = "box_labels"
-MASK = "mask"
 Features: TypeAlias = dict[str, tf.Tensor]
 
 _DTYPES = {int: tf.int64, float: tf.float32, str: tf.string}
@@ -175,7 +172,6 @@ def _check_target(dataset: Manifest, path: str, target: str) -> None:
 
 
 KEY = "key"
-IMAGE_SEED = "draw"  # the seed of every random number of the image
 LABEL = "label"
 WEIGHT = "weight"
 NO_LABEL = -1

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from beam_jobs.errors import OptionError
+
 # Added before truncation to round. It is slightly more than a half because exact halves are common, and results of
 # two compilers just above and just below a half must both round up.
 HALF = 0.5 + 2.0**-10
@@ -151,6 +153,7 @@ def round_pixels(xp: Any, images: Any) -> Any:
 
 
 IMAGE = "image"
+IMAGE_SEED = "draw"  # the seed of every random number of the image
 MASK = "mask"
 BOXES = "boxes"
 BOX_LABELS = "box_labels"
@@ -199,6 +202,16 @@ class ImageOp:
         return before
 
 
+class SquareOp(ImageOp):
+    """An op whose result is `side` x `side` pixels."""
+
+    side: int
+
+    def size(self, before: Size) -> Size:
+        """Returns side x side."""
+        return self.side, self.side
+
+
 class BatchOp(ImageOp, ABC):
     """An op that also works on a batch of images of one size, with any array library."""
 
@@ -237,6 +250,11 @@ class MixingOp(BatchOp):
     """An op that mixes each image of a batch with another one, and their labels in the same ratio."""
 
     batch_px = 1 << 62
+
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Raises `OptionError`, because one image cannot be mixed."""
+        name = type(self).__name__.lower()
+        raise OptionError(f"{name} mixes the images of a batch and cannot run on one image; use it in device_ops")
 
     @abstractmethod
     def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:

@@ -1,7 +1,6 @@
 """Chains of ops: the table of all ops, their text form, and functions that run them on images and batches.
 
-`"decode_random_crop(224)|flip"` is the same as `(DecodeRandomCrop(side=224), Flip())`. Chains on batches run with any
-array library: on the device, and on the host if that is faster.
+Chains on batches run with any array library: on the device, and on the host if that is faster.
 """
 
 from __future__ import annotations
@@ -322,7 +321,7 @@ def apply_batch_ops(
     Returns:
       uint8[batch, height, width, 3]; float32 after `normalize`.
     """
-    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count for op in ops], first)
     return run_batch(tf_ops, ops, images, uniforms, _round_result, stride)  # type: ignore[arg-type]
 
 
@@ -330,7 +329,7 @@ def mix_batch_labels(
     ops: Sequence[Op], labels: tf.Tensor, image_seed: tf.Tensor, first: int = 0, stride: int = 1
 ) -> tf.Tensor:
     """Returns labels float32[batch, classes], mixed like the images of `apply_batch_ops` with the same seeds."""
-    uniforms = rng.uniform_for_chain(image_seed, [op.random_count if op.random else 0 for op in ops], first)
+    uniforms = rng.uniform_for_chain(image_seed, [op.random_count for op in ops], first)
     for op, op_uniforms in zip(ops, uniforms, strict=True):
         labels = op.labels(tf_ops, labels, op_uniforms, stride) if isinstance(op, MixingOp) else labels
     return labels

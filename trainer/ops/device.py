@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import keras
-from keras import ops
 from keras import ops as xp
 
 from beam_jobs.errors import OptionError
 from trainer.ops import rng
-from trainer.ops.base import BatchOp, MixingOp
+from trainer.ops.base import IMAGE, IMAGE_SEED, BatchOp, MixingOp
 from trainer.ops.chain import OPS, check_order, parse_chain, run_batch
 from trainer.ops.colour import Normalize
 from trainer.ops.mixing import mix_weighted
@@ -31,20 +30,14 @@ def device_uniform(image_seed: Any, salt: int, count: int) -> Any:
       salt: purpose of the numbers, 0 to 65534.
       count: number of numbers.
     """
-    return rng.uniform_with(ops, image_seed, [(salt, count)])
+    return rng.uniform_with(xp, image_seed, [(salt, count)])
 
 
-def draw_chain_numbers(image_seed: Any, counts: Sequence[int], first_salt: int) -> list[Any]:
-    """Returns `uniform(image_seed, first_salt + i, counts[i])` for each i, with one hash."""
-    return [device_uniform(image_seed, first_salt + i, count) for i, count in enumerate(counts)]
-
-
-DeviceOp = BatchOp
 DEVICE_OPS: dict[str, type] = {name: op for name, op in OPS.items() if issubclass(op, BatchOp)}
 FIRST_SALT = 1000  # indices of the ops of the host are smaller
 
 
-def parse_device_ops(spec: str) -> tuple[DeviceOp, ...]:
+def parse_device_ops(spec: str) -> tuple[BatchOp, ...]:
     """Parses a chain such as `"flip|mixup(0.2)"`; an empty text is an empty chain.
 
     Raises:
@@ -57,7 +50,7 @@ def parse_device_ops(spec: str) -> tuple[DeviceOp, ...]:
     return ops
 
 
-def apply_device_ops(ops: Sequence[DeviceOp], images: Any, image_seed: Any) -> Any:
+def apply_device_ops(ops: Sequence[BatchOp], images: Any, image_seed: Any) -> Any:
     """Runs a chain on a batch, with or without `jit_compile`, on any backend of Keras.
 
     Args:
@@ -74,7 +67,7 @@ def apply_device_ops(ops: Sequence[DeviceOp], images: Any, image_seed: Any) -> A
     return run_batch(xp, ops, xp.cast(images, "float32"), _numbers(ops, image_seed))
 
 
-def mix_labels(ops: Sequence[DeviceOp], labels: Any, image_seed: Any) -> Any:
+def mix_labels(ops: Sequence[BatchOp], labels: Any, image_seed: Any) -> Any:
     """Mixes labels like the images of `apply_device_ops` with the same seeds.
 
     Args:
@@ -90,7 +83,7 @@ def mix_labels(ops: Sequence[DeviceOp], labels: Any, image_seed: Any) -> Any:
     return labels
 
 
-def output_side(ops: Sequence[DeviceOp], side: int) -> int:
+def output_side(ops: Sequence[BatchOp], side: int) -> int:
     """Returns the side in pixels of square images after a chain."""
     size = (side, side)
     for op in ops:
@@ -98,12 +91,8 @@ def output_side(ops: Sequence[DeviceOp], side: int) -> int:
     return size[0]
 
 
-def _numbers(ops: Sequence[DeviceOp], image_seed: Any) -> list[Any]:
-    return draw_chain_numbers(image_seed, [op.random_count for op in ops], FIRST_SALT)
-
-
-IMAGE = "image"
-IMAGE_SEED = "draw"  # the seed of every random number of the image
+def _numbers(ops: Sequence[BatchOp], image_seed: Any) -> list[Any]:
+    return [device_uniform(image_seed, salt, op.random_count) for salt, op in enumerate(ops, FIRST_SALT)]
 
 
 class Augmented(keras.Model):
@@ -123,7 +112,7 @@ class Augmented(keras.Model):
       OptionError: the chain changes images to a size that the model does not take.
     """
 
-    def __init__(self, inner: keras.Model, device_ops: Sequence[DeviceOp]) -> None:
+    def __init__(self, inner: keras.Model, device_ops: Sequence[BatchOp]) -> None:
         super().__init__(name=f"augmented_{inner.name}")
         self.inner = inner
         self.device_ops = tuple(device_ops)
@@ -152,7 +141,7 @@ class Augmented(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
-def _check_model(ops: Sequence[DeviceOp], inner: keras.Model) -> None:
+def _check_model(ops: Sequence[BatchOp], inner: keras.Model) -> None:
     if any(isinstance(op, Normalize) for op in ops):
         raise OptionError("device_ops contain normalize; leave it out: every model normalises its images itself")
     if not getattr(inner, "inputs", None):  # a model of the user without a static input shape

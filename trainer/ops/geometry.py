@@ -10,20 +10,16 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from trainer.ops import base, tf_ops
-from trainer.ops.base import IMAGE, MASK, TARGETS, BatchOp, Features, ImageOp, IndexOp, Size
+from trainer.ops.base import IMAGE, MASK, TARGETS, BatchOp, Features, IndexOp, Size, SquareOp
 from trainer.ops.resize import KEEP, pick_corner
 
 
 @dataclass(frozen=True)
-class CenterCrop(IndexOp):
+class CenterCrop(SquareOp, IndexOp):
     """Crops the centre to side x side pixels; the image must be at least that large."""
 
     side: int
     keep: float = KEEP
-
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
@@ -69,16 +65,12 @@ class PadReflect(IndexOp):
 
 
 @dataclass(frozen=True)
-class RandomCrop(IndexOp):
+class RandomCrop(SquareOp, IndexOp):
     """Crops side x side pixels at a random position; the image must be at least that large."""
 
     side: int
     keep: float = KEEP
     random_count: ClassVar[int] = 2
-
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
@@ -167,7 +159,7 @@ class Rotate(BatchOp):
 
 
 @dataclass(frozen=True)
-class MultiCrop(ImageOp):
+class MultiCrop(SquareOp):
     """Makes `count` random crops of side x side from one image, each followed by its mirror image if `mirror`.
 
     The next ops run on each of them with separate random numbers.
@@ -187,10 +179,6 @@ class MultiCrop(ImageOp):
     def outputs(self) -> int:
         """Number of images per image."""
         return self.count * (2 if self.mirror else 1)
-
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""

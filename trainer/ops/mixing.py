@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
 
-from beam_jobs.errors import OptionError
-from trainer.ops.base import Features, MixingOp, pick
+from trainer.ops.base import MixingOp, pick
 
 _TABLE = 512  # intervals; linear interpolation between their ends is correct to 1e-3
 
@@ -28,10 +26,6 @@ class Mixup(MixingOp):
     alpha: float
     probability: float = 1.0
     random_count: ClassVar[int] = 3
-
-    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Raises `OptionError`, because one image cannot be mixed."""
-        return _refuse("mixup")
 
     def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`; the result is float32."""
@@ -61,10 +55,6 @@ class Cutmix(MixingOp):
     alpha: float
     probability: float = 1.0
     random_count: ClassVar[int] = 5
-
-    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Raises `OptionError`, because one image cannot be mixed."""
-        return _refuse("cutmix")
 
     def batch(self, xp: Any, images: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
@@ -155,7 +145,3 @@ def _powers(alpha: float) -> np.ndarray:
 def _is_between(xp: Any, edges: tuple[Any, Any], size: Any) -> Any:
     centres = (xp.cast(xp.arange(size, dtype="int32"), "float32") + 0.5) / xp.cast(size, "float32")
     return (centres >= edges[0][:, None]) & (centres < edges[1][:, None])
-
-
-def _refuse(name: str) -> dict[str, tf.Tensor]:
-    raise OptionError(f"{name} mixes the images of a batch and cannot run on one image; use it in device_ops")

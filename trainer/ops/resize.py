@@ -12,7 +12,7 @@ import tensorflow as tf
 from beam_jobs.dataset import record
 from beam_jobs.images.decode import decode_rgb
 from trainer.ops import base, tf_ops
-from trainer.ops.base import IMAGE, MASK, Features, ImageOp, Size, pick
+from trainer.ops.base import IMAGE, MASK, Features, ImageOp, Size, SquareOp, pick
 
 BILINEAR, AREA = "bilinear", "area"
 METHODS = (BILINEAR, AREA)
@@ -40,7 +40,7 @@ class Decode(ImageOp):
 
 
 @dataclass(frozen=True)
-class RandomCropResize(ImageOp):
+class RandomCropResize(SquareOp):
     """Resizes a random crop: uint8[height, width, 3] -> uint8[side, side, 3].
 
     The crop covers a fraction of the image from `min_area` to 1 and has an aspect of 3:4 to 4:3, after Szegedy et al.,
@@ -54,10 +54,6 @@ class RandomCropResize(ImageOp):
     keep: float = KEEP
     random_count: ClassVar[int] = _WINDOW_NUMBERS
 
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
-
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         image = features[IMAGE]
@@ -67,7 +63,7 @@ class RandomCropResize(ImageOp):
 
 
 @dataclass(frozen=True)
-class DecodeRandomCrop(ImageOp):
+class DecodeRandomCrop(SquareOp):
     """Decodes only a random crop and resizes it: string scalar -> uint8[side, side, 3].
 
     The crop is that of `RandomCropResize`. Rows and blocks of a JPEG outside the crop are not converted to pixels. A
@@ -82,10 +78,6 @@ class DecodeRandomCrop(ImageOp):
     keep: float = KEEP
     scaled: bool = True
     random_count: ClassVar[int] = _WINDOW_NUMBERS
-
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
 
     def window(self, features: Features, uniforms: tf.Tensor) -> tf.Tensor:
         """Returns the crops of a batch, ten times faster than one by one: int32[batch, 5], see `_window`."""
@@ -124,7 +116,7 @@ class DecodeRandomCrop(ImageOp):
 
 
 @dataclass(frozen=True)
-class Resize(ImageOp):
+class Resize(SquareOp):
     """Resizes to side x side and ignores the aspect, without antialiasing, which is slower than the decode.
 
     `bilinear` uses four source pixels per pixel; `area` averages all, which is better and slower for small results.
@@ -132,10 +124,6 @@ class Resize(ImageOp):
 
     side: int
     method: str = BILINEAR
-
-    def size(self, before: Size) -> Size:
-        """Returns side x side."""
-        return self.side, self.side
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""

@@ -43,14 +43,6 @@ def uniform_with(xp: Any, image_seed: Any, plan: Sequence[tuple[int, int]]) -> A
     return xp.cast(xp.right_shift(words, _constant(xp, np.uint32(8))), "float32") * 2.0**-24
 
 
-def split_with(xp: Any, image_seed: Any, count: int) -> Any:
-    """Returns int32[..., count, 2], seeds that are independent of each other and of the numbers of `image_seed`."""
-    words = _words(xp, image_seed, _counters(_SPLIT_SALT, 2 * count))
-    # Without the highest bit, which does not fit into a non-negative int32.
-    halves = xp.cast(xp.right_shift(words, _constant(xp, np.uint32(1))), "int32")
-    return xp.reshape(halves, (*xp.shape(image_seed)[:-1], count, 2))
-
-
 def _counters(salt: int, count: int) -> np.ndarray:
     return np.arange(count, dtype=np.uint32) + np.uint32(salt * _MAX_COUNT)
 
@@ -112,5 +104,8 @@ def uniform_for_chain(image_seed: tf.Tensor, counts: Sequence[int], first_salt: 
 
 
 def split(image_seed: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the seeds of the crops of one image, int32[..., count, 2]."""
-    return split_with(tf_ops, image_seed, count)
+    """Returns seeds for the crops of an image, int32[..., count, 2], independent of each other and of its numbers."""
+    words = _words(tf_ops, image_seed, _counters(_SPLIT_SALT, 2 * count))
+    # Without the highest bit, which does not fit into a non-negative int32.
+    halves = tf.cast(tf.bitwise.right_shift(words, _constant(tf_ops, np.uint32(1))), tf.int32)
+    return tf.reshape(halves, (*tf_ops.shape(image_seed)[:-1], count, 2))

@@ -6,7 +6,7 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 from typing import cast as typed
 
@@ -19,19 +19,26 @@ arange = tf.range
 bitwise_xor = tf.bitwise.bitwise_xor
 broadcast_to = tf.broadcast_to
 cast = tf.cast
+concatenate = tf.concat
 convert_to_tensor = tf.convert_to_tensor
 cos = tf.cos
 cumsum = tf.cumsum
 floor = tf.floor
+max = tf.reduce_max  # noqa: A001 - the name in keras.ops
 maximum = tf.maximum
+mean = tf.reduce_mean
+min = tf.reduce_min  # noqa: A001 - the name in keras.ops
 minimum = tf.minimum
 pad = tf.pad
 reshape = tf.reshape
 right_shift = tf.bitwise.right_shift
 round = tf.round  # noqa: A001 - the name in keras.ops
+segment_sum = tf.math.unsorted_segment_sum
 sin = tf.sin
 sqrt = tf.sqrt
 stack = tf.stack
+sum = tf.reduce_sum  # noqa: A001 - the name in keras.ops
+take = tf.gather
 where = tf.where
 
 
@@ -40,34 +47,9 @@ def clip(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
     return tf.minimum(tf.maximum(x, low), high)
 
 
-def concatenate(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Joins along an axis."""
-    return tf.concat(parts, axis)
-
-
 def flip(x: tf.Tensor, axis: int) -> tf.Tensor:
     """Reverses along an axis."""
     return tf.reverse(x, [axis])
-
-
-def max(x: tf.Tensor, axis: Any = None) -> tf.Tensor:  # noqa: A001 - the name in keras.ops
-    """Returns the largest values along axes."""
-    return tf.reduce_max(x, axis)
-
-
-def mean(x: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Returns the means along axes."""
-    return tf.reduce_mean(x, axis)
-
-
-def min(x: tf.Tensor, axis: Any = None) -> tf.Tensor:  # noqa: A001 - the name in keras.ops
-    """Returns the smallest values along axes."""
-    return tf.reduce_min(x, axis)
-
-
-def segment_sum(data: tf.Tensor, segment_ids: tf.Tensor, num_segments: Any) -> tf.Tensor:
-    """Adds up the values of each segment."""
-    return tf.math.unsorted_segment_sum(data, segment_ids, num_segments)
 
 
 def shape(x: tf.Tensor) -> tuple[Any, ...]:
@@ -82,16 +64,6 @@ def shape(x: tf.Tensor) -> tuple[Any, ...]:
 def to_uint8(images: tf.Tensor) -> tf.Tensor:
     """Converts float32 images in 0-255 to uint8, rounded like `base.round_pixels`; not in `keras.ops`."""
     return tf.cast(images + HALF, tf.uint8)
-
-
-def sum(x: tf.Tensor, axis: Any = None) -> tf.Tensor:  # noqa: A001 - the name in keras.ops
-    """Adds up along axes."""
-    return tf.reduce_sum(x, axis)
-
-
-def take(x: tf.Tensor, indices: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Takes slices by their indices along an axis."""
-    return tf.gather(x, indices, axis=axis)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

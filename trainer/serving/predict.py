@@ -84,8 +84,6 @@ class ServingSpec:
 
 def write_json(model: str, name: str, values: Any) -> None:
     """Writes a JSON file to the directory of an exported model, on any file system of TensorFlow."""
-    import tensorflow as tf
-
     target = os.path.join(model, name)
     tf.io.gfile.makedirs(os.path.dirname(target))
     with tf.io.gfile.GFile(target, "w") as stream:
@@ -98,8 +96,6 @@ def read_json(model: str, name: str) -> Any:
     Raises:
       OptionError: the model has no such file.
     """
-    import tensorflow as tf
-
     try:
         with tf.io.gfile.GFile(os.path.join(model, name)) as stream:
             return json.loads(stream.read())
@@ -242,19 +238,13 @@ def load_model(path: str) -> ExportedModel:
 
 
 def _make_prediction(path: str, probabilities: np.ndarray, labels: Sequence[str], multi_label: bool) -> Prediction:
-    order = np.argsort(-probabilities, kind="stable")
-    indices = [index for index in order if probabilities[index] > THRESHOLD] if multi_label else order[:1]
-    best = int(order[0])
-    return Prediction(
-        path=path,
-        label=best,
-        text=labels[best],
-        probability=float(probabilities[best]),
-        labels=tuple(
-            PredictedLabel(label=int(index), text=labels[index], probability=float(probabilities[index]))
-            for index in indices
-        ),
-    )
+    count = int((probabilities > THRESHOLD).sum()) if multi_label else 1
+    order = np.argsort(-probabilities, kind="stable")[: max(1, count)]
+    ranked = [
+        PredictedLabel(label=int(index), text=labels[index], probability=float(probabilities[index])) for index in order
+    ]
+    best, likely = ranked[0], tuple(ranked[:count])
+    return Prediction(path=path, label=best.label, text=best.text, probability=best.probability, labels=likely)
 
 
 def _make_example(encoded: bytes) -> bytes:

@@ -383,9 +383,8 @@ def _read_file(number: tf.Tensor, reading: _Reading) -> tf.data.Dataset:
 
 
 def _find_fault(name: bytes, compression: bytes) -> bytes:
-    return (
-        find_fault(name.decode(), compression.decode()).replace("'", "`").encode()
-    )  # an assertion would escape a quote
+    # An assertion would escape a quote.
+    return find_fault(name.decode(), compression.decode()).replace("'", "`").encode()
 
 
 def _shuffle(stream: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:

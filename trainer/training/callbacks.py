@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import keras
 import numpy as np
@@ -105,7 +105,6 @@ class Clock(keras.callbacks.Callback):
       options: options of the training.
       forecast: takes the seconds of a step once five were timed, and again at the end of that epoch, with the seconds
         of its validation.
-      out: stream for the line of each epoch; standard error by default.
     """
 
     def __init__(
@@ -115,8 +114,7 @@ class Clock(keras.callbacks.Callback):
         epoch_images: int,
         epoch_steps: int,
         options: TrainOptions,
-        forecast: Callable[[float, float | None], object] = lambda *_: None,
-        out: TextIO | None = None,
+        forecast: Callable[[float, float | None], object],
     ) -> None:
         super().__init__()
         self._progress = progress
@@ -126,7 +124,6 @@ class Clock(keras.callbacks.Callback):
         self._forecast, self._forecasts = forecast, 0
         self._epochs = options.epochs
         self._steps = options.steps_per_execution
-        self._out = out
         self._is_first = True
         self._mark = 0.0
         self._first_step = progress.step  # of this process
@@ -189,7 +186,7 @@ class Clock(keras.callbacks.Callback):
         logs[IMAGES_PER_SECOND] = self._epoch_images / progress.train_seconds
         logs[INPUT_WAIT] = progress.input_wait
         logs[LEARNING_RATE] = float(self.model.optimizer.learning_rate)
-        say(epoch_line(epoch, self._epochs, logs), self._out)
+        say(epoch_line(epoch, self._epochs, logs))
         progress.begin_epoch()
         if self._forecasts == 1:
             self._give_forecast(self._validation_seconds)
@@ -201,9 +198,10 @@ class Clock(keras.callbacks.Callback):
         self._activity = ""
 
 
-def say(line: str, out: TextIO | None = None) -> None:
-    """Prints a line of progress; on standard error by default."""
-    print(line, file=out or sys.stderr, flush=True)
+def say(line: str) -> None:
+    """Prints a line of progress on standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
@@ -324,8 +322,6 @@ def _profiler() -> tuple[Callable[[str], Any], Callable[[], Any]]:
         import jax
 
         return jax.profiler.start_trace, jax.profiler.stop_trace
-    import tensorflow as tf
-
     return tf.profiler.experimental.start, tf.profiler.experimental.stop
 
 

@@ -52,24 +52,25 @@ def fit(
       OptionError: the optimizer accumulates gradients, under a strategy.
       FeedlineError: another worker of the training has ended.
     """
+    if validation:
+        callbacks = [_Validate(validation, callbacks), *callbacks]
     if strategy is None:
-        first = [_Validate(validation, callbacks)] if validation else []
         history = model.fit(
             data,
             initial_epoch=epochs.start,
             epochs=epochs.stop,
             steps_per_epoch=steps_per_epoch,
-            callbacks=[*first, *callbacks],
+            callbacks=callbacks,
             verbose=0,
         )
         return dict(history.history)
     _check_optimizer(model.optimizer)
     callback_list = keras.callbacks.CallbackList(
-        list(callbacks), add_history=True, model=model, epochs=epochs.stop, steps=steps_per_epoch, verbose=0
+        callbacks, add_history=True, model=model, epochs=epochs.stop, steps=steps_per_epoch, verbose=0
     )
     try:
         with strategy.scope():
-            return _fit(strategy, model, data, callback_list, epochs, steps_per_epoch, validation)
+            return _fit(strategy, model, data, callback_list, epochs, steps_per_epoch)
     except tf.errors.UnavailableError as error:  # raised by the next step of the other workers, some seconds later
         raise FeedlineError(
             "another worker of the training has ended, see its log; start all workers again, and they continue from "
@@ -84,7 +85,6 @@ def _fit(
     callbacks: keras.callbacks.CallbackList,
     epochs: range,
     steps: int,
-    validation: Validation | None,
 ) -> dict[str, list[float]]:
     make_variables(strategy, model, data.element_spec)
     execute, average_statistics = train_function(strategy, model), statistics_function(strategy, model)
@@ -97,11 +97,6 @@ def _fit(
         callbacks.on_epoch_begin(epoch)
         logs = _epoch(model, execute, batches, callbacks, steps)
         average_statistics()
-        if validation:
-            callbacks.on_test_begin()
-            figures = {f"val_{name}": value for name, value in validation().items()}
-            callbacks.on_test_end(figures)
-            logs |= figures
         callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break

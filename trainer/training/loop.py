@@ -199,23 +199,6 @@ def train(task: Task, options: TrainOptions) -> Progress:
         return _Training(task, options, interruption).run()
 
 
-def compile_model(task: Task, options: TrainOptions, epoch: int) -> None:
-    """Freezes the layers and compiles the model with the optimizer for the phase that an epoch belongs to."""
-    phase = options.unfreeze_epoch if options.unfreeze_epoch and epoch >= options.unfreeze_epoch else 0
-    if options.frozen:
-        unfreeze = options.unfreeze_epoch or options.epochs
-        transfer.set_trainable(task.core, epoch, unfreeze, options.unfreeze_layers)
-    task.model.compile(
-        optimizer=make_optimizer(options, task.steps, phase * task.steps),
-        loss=task.loss,
-        # Weighted by the weight column and by `valid`, which is 0 for padding.
-        weighted_metrics=list(task.metrics()),
-        jit_compile=_JIT[options.jit],
-        steps_per_execution=options.steps_per_execution,
-    )
-    task.model.optimizer.build(task.model.trainable_variables)
-
-
 class _Training:
     """The state of `train`."""
 
@@ -289,10 +272,26 @@ class _Training:
         assign(model.optimizer.variables, checkpoint.arrays, "optimizer", directory)
 
     def _compile(self, epoch: int) -> None:
-        phase = self._options.unfreeze_epoch if epoch >= self._options.unfreeze_epoch else 0
-        if phase != self._phase:
-            compile_model(self._task, self._options, epoch)
-            self._phase = phase
+        """Freezes the layers and compiles the model with the optimizer for the phase that an epoch belongs to."""
+        task, options = self._task, self._options
+        phase = options.unfreeze_epoch if epoch >= options.unfreeze_epoch else 0
+        if phase == self._phase:
+            return
+        # It depends on the number of the epoch alone, so that a resumed training has the same trainable variables.
+        if options.frozen and epoch < (options.unfreeze_epoch or options.epochs):
+            transfer.freeze(task.core)
+        elif options.frozen:
+            transfer.unfreeze(task.core, options.unfreeze_layers)
+        task.model.compile(
+            optimizer=make_optimizer(options, task.steps, phase * task.steps),
+            loss=task.loss,
+            # Weighted by the weight column and by `valid`, which is 0 for padding.
+            weighted_metrics=list(task.metrics()),
+            jit_compile=_JIT[options.jit],
+            steps_per_execution=options.steps_per_execution,
+        )
+        task.model.optimizer.build(task.model.trainable_variables)
+        self._phase = phase
 
     def _fit(self, segment: Segment) -> None:
         task = self._task

@@ -128,18 +128,6 @@ def unfreeze(model: keras.Model, layers: int = 0) -> None:
         layer.trainable = True
 
 
-def set_trainable(model: keras.Model, epoch: int, unfreeze_epoch: int, layers: int = 0) -> None:
-    """Applies `freeze` before the epoch `unfreeze_epoch` and `unfreeze` from it on.
-
-    The result depends only on the number of the epoch, so a resumed training has the same trainable variables as an
-    uninterrupted one.
-    """
-    if epoch < unfreeze_epoch:
-        freeze(model)
-    else:
-        unfreeze(model, layers)
-
-
 def _try_load(part: keras.Model, file: str, optional: keras.layers.Layer | None, arguments: dict[str, Any]) -> str:
     """Loads a file into a model; returns the reason why it does not fit, empty if it does.
 
