@@ -35,6 +35,29 @@ def encode(pixels: np.ndarray | Image.Image, kind: str, **options) -> bytes:
     return out.getvalue()
 
 
+def palette(indices: np.ndarray) -> Image.Image:
+    """Returns an image of indices whose colours are others than these, as in Pascal VOC."""
+    image = Image.fromarray(indices.astype(np.uint8))
+    image.putpalette([(37 * value) % 256 for value in range(768)])
+    return image
+
+
+def decode_mask(data: bytes) -> np.ndarray:
+    """Reads a mask as training does: uint8[height, width]."""
+    import tensorflow as tf
+
+    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
+
+
+def pixels_of(encoded: bytes, facts) -> np.ndarray:
+    """What training sees of a stored image: uint8[height, width, 3]."""
+    from beam_jobs.images.decode import decode_rgb
+
+    if facts.format == "raw":
+        return np.frombuffer(encoded, np.uint8).reshape(facts.height, facts.width, 3)
+    return decode_rgb(encoded).numpy()
+
+
 def jpeg(seed: int = 0, height: int = 60, width: int = 80, **options) -> bytes:
     """Returns a small JPEG photograph."""
     return encode(crop(seed, height, width), "JPEG", **{"quality": 90, **options})

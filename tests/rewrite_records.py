@@ -14,6 +14,11 @@ from beam_jobs.dataset import manifest, schemas, tfrecord
 from tests import image_table
 
 
+def framed(*payloads: bytes) -> bytes:
+    """Returns what a shard of these payloads holds."""
+    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
 def rewrite(dataset: Path, change) -> str:
     """Changes every record of a shard, as `change` does with its features, and returns the path of the shard."""
     path = dataset / "Split-train" / "data-00001-of-00002.tfrecord"
@@ -25,7 +30,7 @@ def rewrite(dataset: Path, change) -> str:
             example = example_pb2.Example.FromString(payload)
             change(example.features.feature)
             moved["train", 1, offset] = stream.tell()
-            stream.writelines(tfrecord.frame(example.SerializeToString()))
+            stream.write(framed(example.SerializeToString()))
     rows = image_table.read(dataset).to_pylist()
     for row in rows:
         row["offset"] = moved.get((row["split"], row["shard"], row["offset"]), row["offset"])
@@ -53,8 +58,7 @@ def rewrite_shard(dataset: Path, change, split: str = "train", index: int = 1) -
         payloads = [payload for _, payload in tfrecord.read_records(stream, "x")]
     first = example_pb2.Example.FromString(payloads[0])
     change(first.features.feature)
-    pieces = [tfrecord.frame(payload) for payload in [first.SerializeToString(deterministic=True), *payloads[1:]]]
-    data = b"".join(piece for three in pieces for piece in three)
+    data = framed(first.SerializeToString(deterministic=True), *payloads[1:])
     Path(path).write_bytes(data)
     info = loaded.splits[split]
     shards = list(info.shards)

@@ -41,9 +41,9 @@ def bucket_of_refs(source: Path, *refs: ImageRef) -> Bucket:
     return bucket
 
 
-def task_of(source: Path, work: str = "work", **fields) -> ExamineTask:
+def task_of(source: Path, work: str = "work", kind: type[Reader] = Reader, **fields) -> ExamineTask:
     limits = fields.get("limits", ImageLimits())
-    reader = Reader(base=str(source), max_bytes=limits.max_bytes, work=str(source / work), http=HERE)
+    reader = kind(base=str(source), max_bytes=limits.max_bytes, work=str(source / work), http=HERE)
     values = {"reader": reader, "limits": limits, "pixels": PixelOptions(), "facts": "all", "threads": 2}
     return ExamineTask(**{**values, **fields})
 

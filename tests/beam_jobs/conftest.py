@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.stages.scan import Scan, scan
 from beam_jobs.stages.write import ShardTask, WriteTask, shard_tasks
+from tests.beam_jobs import s3_server
 from tests.beam_jobs.make_archives import KINDS, make_tar
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.web_server import DATA, WebServer, body, serving
 
 OPTIONS = make_options(splits={"train": 0.7, "eval": 0.3}, shards=2, bucket_images=10)
 
@@ -47,6 +50,27 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
         shards=shard_tasks(plan, "salt"),
         task=WriteTask(reader=reader, out=str(tmp_path / "out"), labels=plan.labels, threads=2),
     )
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> str:
+    """The address of an empty bucket of an S3 server."""
+    return s3_server.new_bucket(monkeypatch)
+
+
+@pytest.fixture(params=["objects", "s3"])
+def store(request, tmp_path) -> str:
+    """The address of an empty place in an object store."""
+    from tests.beam_jobs.object_store import SCHEME  # imports Beam
+
+    return request.getfixturevalue("bucket") if request.param == "s3" else f"{SCHEME}://{tmp_path}"
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    """A web server of one page, `/a.jpg`, which holds `DATA`."""
+    with serving({"/a.jpg": body(DATA)}) as running:
+        yield running
 
 
 @pytest.fixture(params=KINDS)

@@ -134,15 +134,20 @@ def run(source: str, out: Path, report: Path) -> None:
     counted((source, str(out)), source, report, work)
 
 
-def run_until(source: str, out: Path, moment: int) -> None:
-    """Ingests, and is killed at a moment."""
+def die_at(moment: int, places: tuple[str, ...]) -> None:
+    """Has this process killed at a moment; see `on_each_moment`."""
     moments = itertools.count(1)
 
     def die(path: str) -> None:
         if next(moments) == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    on_each_moment((source, str(out)), die)
+    on_each_moment(places, die)
+
+
+def run_until(source: str, out: Path, moment: int) -> None:
+    """Ingests, and is killed at a moment."""
+    die_at(moment, (source, str(out)))
     ingest.run(options_of(source, out))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import apache_beam as beam
 
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.runners.beam_job import local_pipeline
 
 
@@ -70,3 +72,13 @@ def files_under(path: Path) -> dict[str, bytes]:
 
 def shards_under(path: Path) -> dict[str, bytes]:
     return {name: data for name, data in files_under(path).items() if name.endswith(".tfrecord")}
+
+
+def records_under(path: str | Path) -> dict[str, dict[str, list]]:
+    """Returns key -> features of every record, read straight from the shards."""
+    payloads = [
+        payload
+        for name, data in shards_under(Path(path)).items()
+        for _, payload in tfrecord.read_records(io.BytesIO(data), name)
+    ]
+    return {values[record.FILENAME][0].decode(): values for values in map(record.decode, payloads)}

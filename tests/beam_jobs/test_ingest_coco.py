@@ -7,10 +7,10 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from beam_jobs import ingest
-from beam_jobs.dataset import record, schemas, tfrecord
+from beam_jobs.dataset import record, schemas
 from beam_jobs.options import IngestOptions, PixelOptions
-from tests import image_table
-from tests.make_images import jpeg, rotated_jpeg
+from tests.beam_jobs.runs import records_under
+from tests.make_images import decode_mask, jpeg, rotated_jpeg
 
 HEIGHT, WIDTH = 60, 80
 POLYGON = [[10, 10, 40, 12, 35, 50]]
@@ -29,12 +29,6 @@ ANNOTATIONS = [
 CATEGORIES = [{"id": 2, "name": "person"}, {"id": 9, "name": "dog"}]
 
 
-def decode(data: bytes) -> np.ndarray:
-    import tensorflow as tf
-
-    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
-
-
 @pytest.fixture
 def options(tmp_path) -> IngestOptions:
     (tmp_path / "annotations").mkdir()
@@ -47,17 +41,10 @@ def options(tmp_path) -> IngestOptions:
     return IngestOptions(source=str(path), out=str(tmp_path / "out"), splits={"train": 1}, max_reject_ratio=0.5)
 
 
-def records_of(options: IngestOptions) -> dict[str, dict]:
-    path = f"{options.out}/Split-train/data-00000-of-00001.tfrecord"
-    with open(path, "rb") as stream:
-        rows = image_table.read(options.out).to_pylist()
-        return {row["key"]: record.decode(tfrecord.read_record_at(stream, path, row["offset"])) for row in rows}
-
-
 def test_everything_coco_says_reaches_the_records_or_is_rejected(options):
     result = ingest.run(options)
     assert result.labels == ("dog", "person")
-    found = records_of(options)
+    found = records_under(options.out)
     both = found["both.jpg"]
     assert (both[record.LABEL], both[record.TEXT]) == ([0, 1], [b"dog", b"person"])
     assert both["image/object/class/text"] == [b"dog", b"person"]
@@ -66,7 +53,7 @@ def test_everything_coco_says_reaches_the_records_or_is_rejected(options):
     assert both["image/object/area"] == [500.5, 600.0]
     boxes = [both[f"image/object/bbox/{side}"] for side in ("xmin", "ymin", "xmax", "ymax")]
     np.testing.assert_allclose(boxes, [[0.1, 0.875], [0.25, 0], [0.5, 1], [0.75, 1]], rtol=1e-6)
-    polygon, runs = map(decode, both["image/object/mask"])
+    polygon, runs = map(decode_mask, both["image/object/mask"])
     np.testing.assert_array_equal(polygon, coco_mask.decode(coco_mask.frPyObjects(POLYGON, HEIGHT, WIDTH))[..., 0])
     np.testing.assert_array_equal(runs, coco_mask.decode(coco_mask.frPyObjects(RUNS, HEIGHT, WIDTH)))
     assert found["none.jpg"][record.LABEL] == found["none.jpg"]["image/object/bbox/xmin"] == []
@@ -81,8 +68,8 @@ def test_everything_coco_says_reaches_the_records_or_is_rejected(options):
 
 def test_objects_follow_the_pixels(options):
     ingest.run(IngestOptions(**{**vars(options), "pixels": PixelOptions(policy="raw", side_px=30)}))
-    both = records_of(options)["both.jpg"]
+    both = records_under(options.out)["both.jpg"]
     assert both["image/object/class/text"] == [b"dog"]  # the other lies in what is cut off
-    (mask,) = map(decode, both["image/object/mask"])
+    (mask,) = map(decode_mask, both["image/object/mask"])
     whole = coco_mask.decode(coco_mask.frPyObjects(POLYGON, HEIGHT, WIDTH))[..., 0]
     np.testing.assert_array_equal(mask, whole[1::2, 11:71:2])

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset import manifest, record, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import Float32Loss, TooManyRejects
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from tests import image_table
-from tests.make_images import encode, jpeg
+from tests.beam_jobs.runs import records_under
+from tests.make_images import decode_mask, encode, jpeg
 
 COLUMNS = TableColumns(
     image="file", label="class", key="id", group="patient", split="fold", extra=("age", "dose", "site")
@@ -36,17 +37,6 @@ def write_table(tmp_path):
     return write
 
 
-def records_of(options) -> dict[str, dict]:
-    """Returns key -> what the record holds, and the split it is in."""
-    found = {}
-    for row in image_table.read(options.out).to_pylist():
-        path = f"{options.out}/Split-{row['split']}/data-00000-of-00001.tfrecord"
-        with open(path, "rb") as stream:
-            values = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
-        found[row["key"]] = {**values, "split": row["split"]}
-    return found
-
-
 def test_every_column_of_a_table_reaches_its_place(write_table):
     options = write_table(
         'a1,"images, raw/0.jpg","cat, tabby",p1,train,30,0.5,Zürich',
@@ -55,8 +45,9 @@ def test_every_column_of_a_table_reaches_its_place(write_table):
     )
     result = ingest.run(options)
     assert result.labels == ("cat, tabby", "dog")
-    found = records_of(options)
-    assert {key: values["split"] for key, values in found.items()} == {"a1": "train", "a2": "eval", "a3": "eval"}
+    splits = {row["key"]: row["split"] for row in image_table.read(options.out).to_pylist()}
+    assert splits == {"a1": "train", "a2": "eval", "a3": "eval"}
+    found = records_under(options.out)
     first = found["a1"]
     assert first["image/filename"] == [b"a1"]
     assert first["image/source_uri"] == [b"images, raw/0.jpg"]
@@ -99,7 +90,7 @@ def test_identifiers_that_pandas_wrote_with_a_point_reach_the_records_as_they_ar
     lines = [f'{n},"images, raw/{n}.jpg",cat,,{("train", "eval")[n % 2]},{age},,' for n, age in enumerate(IDENTIFIERS)]
     options = write_table(*lines, '5,"images, raw/5.jpg",cat,,train,,,')
     result = ingest.run(options)
-    found = records_of(options)
+    found = records_under(options.out)
     assert [found[str(n)]["extra/age"] for n in range(5)] == [[int(age)] for age in IDENTIFIERS]
     assert "extra/age" not in found["5"]
     assert (result.remarks.float32_changes, result.remarks.warnings) == ({}, ())
@@ -161,8 +152,6 @@ def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values,
 
 @pytest.mark.parametrize("policy", ["resize", "raw"])
 def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
-    import tensorflow as tf
-
     indices = np.tile(np.repeat(np.arange(4, dtype=np.uint8), 20), (60, 1))  # four stripes of 20 columns
     shapes = {"a": indices, "b": indices[:, ::-1], "c": indices[:, :7]}
     for name, mask in shapes.items():
@@ -179,11 +168,11 @@ def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
         max_reject_ratio=0.5,
     )
     assert ingest.run(options).labels == ("cat", "dog")
-    found = records_of(options)
+    found = records_under(options.out)
     assert (found["a.jpg"][record.LABEL], found["a.jpg"][record.TEXT]) == ([0, 1], [b"cat", b"dog"])
     assert (found["b.jpg"][record.LABEL], found["b.jpg"][record.WEIGHT]) == ([], [2.0])
     for key, mask in (("a.jpg", shapes["a"]), ("b.jpg", shapes["b"])):
-        stored = tf.io.decode_png(found[key][record.MASK][0], channels=1).numpy()[..., 0]
+        stored = decode_mask(found[key][record.MASK][0])
         assert list(stored.shape) == found[key][record.HEIGHT] + found[key][record.WIDTH]
         expected = {"resize": mask[::2, ::2], "raw": mask[::2, 10:70:2]}[policy]
         np.testing.assert_array_equal(stored, expected)

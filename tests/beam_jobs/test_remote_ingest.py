@@ -25,11 +25,6 @@ from tests.make_images import encode, png
 GREY = np.zeros((60, 80), np.uint8)
 
 
-@pytest.fixture
-def bucket(monkeypatch) -> str:
-    return s3_server.new_bucket(monkeypatch)
-
-
 def options(source: str, out: str, **more) -> IngestOptions:
     return IngestOptions(**{"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **more})
 

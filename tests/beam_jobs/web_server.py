@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import struct
 import threading
 import time
 from collections import Counter
@@ -85,16 +87,59 @@ def body(data: bytes) -> Page:
     return lambda handler: handler.answer(200, data)
 
 
-def dripping(start: bytes, drop: bytes) -> Page:
-    """Sends a drop every 5 ms, for ever."""
+def raw(answer: bytes) -> Page:
+    """Sends bytes and hangs up."""
+
+    def page(handler: Handler) -> None:
+        handler.raw(answer)
+        handler.close_connection = True
+
+    return page
+
+
+def dripping(start: bytes, drop: bytes, pause_s: float = 0.005) -> Page:
+    """Sends a drop again and again, for ever."""
 
     def page(handler: Handler) -> None:
         handler.raw(start)
         while not handler.close_connection:
             handler.raw(drop)
-            time.sleep(0.005)
+            time.sleep(pause_s)
 
     return page
+
+
+def endless(start: bytes, more: bytes) -> Page:
+    return dripping(start, more, 0.0)
+
+
+def reset(before: bytes = b"") -> Page:
+    """Sends bytes and breaks the connection."""
+
+    def page(handler: Handler) -> None:
+        handler.raw(before)
+        time.sleep(0.05)  # for what was sent to arrive before the reset throws it away
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()
+        handler.close_connection = True
+
+    return page
+
+
+class Asked:
+    """A page that behaves otherwise each time; the last way stays.
+
+    Attributes:
+      at: seconds of a clock at which it was asked for.
+    """
+
+    def __init__(self, *pages: Page) -> None:
+        self._pages = pages
+        self.at: list[float] = []
+
+    def __call__(self, handler: Handler) -> None:
+        self.at.append(time.monotonic())
+        self._pages[min(len(self.at), len(self._pages)) - 1](handler)
 
 
 @contextmanager

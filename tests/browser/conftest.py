@@ -112,15 +112,11 @@ def _ingest(source: Path, out: Path) -> None:
 
 def _model(path: Path) -> Path:
     """Exports a model that knows light from dark and nothing in between."""
-    import keras
-
+    from tests.trainer.evaluation.brightness import linear
     from trainer.ops import parse_ops
     from trainer.serving.export import export
 
-    inputs = keras.Input([8, 8, 3], dtype="uint8")
-    dense = keras.layers.Dense(3, activation="softmax")
-    model = keras.Model(inputs, dense(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs))))
     # In order of the labels: the class of the script, bright, dark.
-    dense.set_weights([np.array([[0.0, 5.0, -5.0]] * 3), np.array([-9.0, -7.0, 7.0])])
+    model = linear([0.0, 5 / 255, -5 / 255], [-9.0, -7.0, 7.0])
     export(model, parse_ops("decode|resize(8)"), tuple(sorted(LEVELS)), 8, str(path))
     return path

@@ -3,11 +3,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
 
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+from tests.trainer.evaluation.brightness import linear
 
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
@@ -35,18 +34,26 @@ def manifest_of(splits: Mapping[str, Mapping[str, int]]) -> Manifest:
     )
 
 
+def artifact(kind, path: Path, splits: tuple[str, ...] = ()):
+    """An artifact of a kind, with splits if any, at a directory, which is made where there is none."""
+    from tfx.types import artifact_utils
+
+    path.mkdir(parents=True, exist_ok=True)
+    made = kind()
+    made.uri = str(path)
+    if splits:
+        made.split_names = artifact_utils.encode_split_names(list(splits))
+    return made
+
+
 @pytest.fixture(scope="session")
 def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model of `china` and `flower` that answers `china` whatever it sees. Read only."""
     from trainer.ops import parse_ops
     from trainer.serving.export import export
 
-    inputs = keras.Input([8, 8, 3], dtype="uint8")
-    dense = keras.layers.Dense(2, activation="softmax")
-    model = keras.Model(inputs, dense(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))))
-    dense.set_weights([np.zeros((3, 2)), np.array([1.0, 0.0])])
     path = tmp_path_factory.mktemp("always_first")
-    export(model, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(path))
+    export(linear([0.0, 0.0], [1.0, 0.0]), parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(path))
     return path
 
 

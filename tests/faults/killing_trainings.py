@@ -21,7 +21,6 @@ import keras
 import numpy as np
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest
 from beam_jobs.errors import BadImage
 from beam_jobs.images import process, sandbox
 from beam_jobs.options import IngestOptions
@@ -29,8 +28,9 @@ from pipeline.runs import signals
 from tests.beam_jobs import kill
 from tests.faults.leaving import seconds_of, tried_again, write_whole
 from tests.make_images import encode
+from tests.trainer.train_once import job_of
 from tests.trainer.training.test_resume import CONFIG
-from trainer.job import Job, fit
+from trainer.job import fit
 from trainer.training.checkpoint import INDEX_NAME, Checkpoints
 
 STEPS = 36  # three epochs of twelve
@@ -89,16 +89,7 @@ def train(folder: Path, place: Path, at: int = 0, file: int = 0, late: float = 0
     files = itertools.count(1)
     kill.on_each_moment((str(place / "checkpoints"),), lambda _: next(files) == file and strike())
     signals.install()
-    dataset = str(folder / "dataset")
-    job = Job(
-        config=CONFIG,
-        path=dataset,
-        dataset=manifest.load(dataset),
-        train_split="train",
-        eval_split="train",
-        mean_rgb=(47.0, 48.0, 49.0),
-        std_rgb=(27.0, 27.0, 27.0),
-    )
+    job = job_of(str(folder / "dataset"), CONFIG)
     steps, code = Steps(at, strike), 0
     try:
         model, _ = fit(job, Checkpoints(str(place / "checkpoints")), callbacks=(steps,))

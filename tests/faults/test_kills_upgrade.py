@@ -6,9 +6,7 @@ their own, of which COUNT are killed, and prints what it saw as one JSON object.
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import shutil
 import signal
 import sys
@@ -59,13 +57,7 @@ def main(old: Path, folder: Path, count: int) -> list[dict]:
 
 
 def upgrade_until(out: Path, moment: int) -> None:
-    moments = itertools.count(1)
-
-    def die(path: str) -> None:
-        if next(moments) == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    kill.on_each_moment((str(out),), die)
+    kill.die_at(moment, (str(out),))
     upgrade(str(out))
 
 

@@ -19,10 +19,10 @@ import pytest
 
 from tests import image_table
 from tests.beam_jobs.make_certificates import certificate, speaker
-from tests.beam_jobs.web_server import WebServer, body, serving, status
+from tests.beam_jobs.web_server import Asked, WebServer, body, serving, status
 from tests.faults import process
 from tests.faults.matrix import Row
-from tests.faults.web_pages import IMAGE, NOT_FETCHED, REFUSED, Asked, Trap, garbled, traps
+from tests.faults.web_pages import IMAGE, NOT_FETCHED, REFUSED, Trap, garbled, traps
 from tests.make_images import jpeg
 
 pytestmark = pytest.mark.timeout(900)

@@ -6,14 +6,12 @@ import email.utils
 import gzip
 import itertools
 import random
-import socket
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.beam_jobs.web_server import Handler, Page, body, dripping, status
+from tests.beam_jobs.web_server import Asked, Handler, Page, body, dripping, endless, raw, reset, status
 
 IMAGE = frozenset({"image"})  # it is fetched, and it is the right one
 NOT_FETCHED = frozenset({"not_fetched"})
@@ -54,22 +52,6 @@ class Trap:
         return len(waits) == requests - 1 and all(self.wait_s <= wait <= self.wait_s + slack_s for wait in waits)
 
 
-class Asked:
-    """A page that behaves otherwise each time; the last way stays.
-
-    Attributes:
-      at: seconds of a clock at which it was asked for.
-    """
-
-    def __init__(self, *pages: Page) -> None:
-        self._pages = pages
-        self.at: list[float] = []
-
-    def __call__(self, handler: Handler) -> None:
-        self.at.append(time.monotonic())
-        self._pages[min(len(self.at), len(self._pages)) - 1](handler)
-
-
 def traps(image: bytes, patient: bool) -> Iterator[Trap]:
     """Yields the pages.
 
@@ -107,16 +89,6 @@ def _garble(answer: bytearray, rng: random.Random) -> None:
         answer[place:place] = bytes(rng.choice(b"0123456789\r\n:;, -+\xff\x00\x1b") for _ in range(rng.randint(1, 8)))
 
 
-def raw(answer: bytes) -> Page:
-    """Sends bytes and hangs up."""
-
-    def page(handler: Handler) -> None:
-        handler.raw(answer)
-        handler.close_connection = True
-
-    return page
-
-
 def _sized(image: bytes, length: object) -> bytes:
     return _OK + f"Content-Length: {length}\r\n\r\n".encode() + image
 
@@ -137,9 +109,9 @@ def _dripping(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
 
 
 def _broken(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
-    yield "reset at once", _reset(b""), NOT_FETCHED
-    yield "reset in the body", _reset(_sized(image[:99], len(image))), NOT_FETCHED
-    yield "reset once", Asked(_reset(b""), body(image)), IMAGE
+    yield "reset at once", reset(), NOT_FETCHED
+    yield "reset in the body", reset(_sized(image[:99], len(image))), NOT_FETCHED
+    yield "reset once", Asked(reset(), body(image)), IMAGE
     yield "hangs up at once", raw(b""), NOT_FETCHED
     yield "hangs up in the headers", raw(_OK + b"Content-Le"), NOT_FETCHED | NO_IMAGE
     yield "hangs up in the body", raw(_sized(image[:99], len(image))), NOT_FETCHED
@@ -196,11 +168,11 @@ def _lengths(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
 
 
 def _endless(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
-    yield "of zeros", _forever(_OK + b"\r\n", b"\0" * 50_000), TOO_MANY_BYTES
-    yield "behind an image", _forever(_OK + b"\r\n" + image, b"\0" * 50_000), TOO_MANY_BYTES
-    yield "in chunks", _forever(_CHUNKED, b"c350\r\n" + b"\0" * 50_000 + b"\r\n"), TOO_MANY_BYTES
-    yield "of an error", _forever(b"HTTP/1.1 404 Not Found\r\n\r\n", b"x" * 50_000), NOT_FETCHED
-    yield "of a redirect", _forever(b"HTTP/1.1 302 Found\r\nLocation: /0/plain image\r\n\r\n", b"x" * 50_000), IMAGE
+    yield "of zeros", endless(_OK + b"\r\n", b"\0" * 50_000), TOO_MANY_BYTES
+    yield "behind an image", endless(_OK + b"\r\n" + image, b"\0" * 50_000), TOO_MANY_BYTES
+    yield "in chunks", endless(_CHUNKED, b"c350\r\n" + b"\0" * 50_000 + b"\r\n"), TOO_MANY_BYTES
+    yield "of an error", endless(b"HTTP/1.1 404 Not Found\r\n\r\n", b"x" * 50_000), NOT_FETCHED
+    yield "of a redirect", endless(b"HTTP/1.1 302 Found\r\nLocation: /0/plain image\r\n\r\n", b"x" * 50_000), IMAGE
 
 
 def _onward(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
@@ -230,10 +202,10 @@ def _headers(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
     yield "200 lines", raw(_OK + b"A: b\r\n" * 200 + tail), NOT_FETCHED
     yield "60 kB in a line", raw(_OK + b"A: " + b"b" * 60_000 + b"\r\n" + tail), IMAGE
     yield "70 kB in a line", raw(_OK + b"A: " + b"b" * 70_000 + b"\r\n" + tail), NOT_FETCHED
-    yield "endless lines", _forever(_OK, b"A: b\r\n" * 1000), NOT_FETCHED
-    yield "an endless line", _forever(_OK + b"A: ", b"b" * 50_000), NOT_FETCHED
-    yield "an endless trailer", _forever(_CHUNKED + b"0\r\n", b"A: b\r\n" * 1000), NO_IMAGE | NOT_FETCHED
-    yield "an endless status", _forever(b"HTTP/1.1 200 ", b"x" * 50_000), NOT_FETCHED
+    yield "endless lines", endless(_OK, b"A: b\r\n" * 1000), NOT_FETCHED
+    yield "an endless line", endless(_OK + b"A: ", b"b" * 50_000), NOT_FETCHED
+    yield "an endless trailer", endless(_CHUNKED + b"0\r\n", b"A: b\r\n" * 1000), NO_IMAGE | NOT_FETCHED
+    yield "an endless status", endless(b"HTTP/1.1 200 ", b"x" * 50_000), NOT_FETCHED
     yield "controls", raw(b"HTTP/1.1 403 \x1b]0;x\x07\r\nX: \x1b[2J\r\nServer: \x9b\r\n\r\n"), NOT_FETCHED
     yield "a status of controls", raw(b"\x1b[31m\x07\r\n\r\n"), NOT_FETCHED
     yield "a place of controls", status(302, Location="\x1b[2Jx://\x07/\x9b"), NOT_FETCHED | REFUSED
@@ -257,25 +229,5 @@ def _pausing(before: bytes, after: bytes) -> Page:
         time.sleep(8.0)
         handler.raw(after)
         handler.close_connection = True
-
-    return page
-
-
-def _reset(before: bytes) -> Page:
-    def page(handler: Handler) -> None:
-        handler.raw(before)
-        time.sleep(0.05)  # for what was sent to arrive before the reset throws it away
-        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        handler.connection.close()
-        handler.close_connection = True
-
-    return page
-
-
-def _forever(start: bytes, more: bytes) -> Page:
-    def page(handler: Handler) -> None:
-        handler.raw(start)
-        while not handler.close_connection:
-            handler.raw(more)
 
     return page

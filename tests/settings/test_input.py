@@ -17,11 +17,12 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run as run_ingest
+from tests.make_images import flipped
 from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, missing, row
+from tests.settings.tiny_model import job_of
 from tests.trainer.batches import graph
 from trainer.input.batches import VALID
 from trainer.input.index import RecordIndex
@@ -30,8 +31,8 @@ from trainer.input.parse import KEY
 from trainer.input.position import Host
 from trainer.input.windowed_reader import plan_windows, read_windows
 from trainer.input_fn import make_dataset
-from trainer.job import Job, fit
-from trainer.options import InputOptions, TrainerConfig
+from trainer.job import fit
+from trainer.options import InputOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -79,18 +80,7 @@ class Fed:
     @cached_property
     def weights(self) -> bytes:
         """What an epoch of training makes of a model."""
-        data = manifest.load(str(self.path))
-        assert data.channels
-        job = Job(
-            config=TrainerConfig(input=self.config.input, train=self.config.train),
-            path=str(self.path),
-            dataset=data,
-            train_split="train",
-            eval_split="eval",
-            mean_rgb=data.channels.mean_rgb,
-            std_rgb=data.channels.std_rgb,
-        )
-        model, _ = fit(job)
+        model, _ = fit(job_of(self.path, self.config))
         return b"".join(np.asarray(value).tobytes() for value in model.get_weights())
 
     @cached_property
@@ -324,9 +314,7 @@ def run(published: Path, service: str, tmp_path: Path) -> Callable[[Mapping[str,
         path = Path(shutil.copytree(published, tmp_path / str(len(os.listdir(tmp_path))) / "dataset"))
         if given.pop("damaged", False):
             shard = min((path / "Split-train").iterdir())
-            content = bytearray(shard.read_bytes())
-            content[100] ^= 0xFF
-            shard.write_bytes(content)
+            shard.write_bytes(flipped(shard.read_bytes(), 100))
         if given.get("input.service"):
             given["input.service"] = service
         if given.get("input.cache_dir"):

@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run as run_ingest
 from pipeline.config import PipelineConfig
 from tests.settings.sources import make_source
 from tests.settings.table import Row, config_of, grows, missing, row, shrinks
-from trainer.job import Job, fit
+from tests.settings.tiny_model import job_of
+from trainer.job import fit
 from trainer.models import ModelSpec, build_model
-from trainer.options import TrainerConfig
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress
 from trainer.training.strategy import make_strategy
 
@@ -268,17 +267,6 @@ def ingested(source: Path, out: Path, weight: str) -> Path:
 
 def train(dataset: Path, settings: Mapping[str, Any], out: Path) -> Trained:
     config: PipelineConfig = config_of({"root": "unused", "dataset": "unused", **USUAL, **settings})
-    data = manifest.load(str(dataset))
-    assert data.channels
-    job = Job(
-        config=TrainerConfig(input=config.input, train=config.train),
-        path=str(dataset),
-        dataset=data,
-        train_split="train",
-        eval_split="eval",
-        mean_rgb=data.channels.mean_rgb,
-        std_rgb=data.channels.std_rgb,
-    )
     watch, checkpoints, words = Watch(), Noted(str(out / "checkpoints")), []
     strategy = make_strategy(config.train.strategy, config.train.memory_growth)
     buffers, make_options = [], tf.distribute.InputOptions
@@ -289,7 +277,7 @@ def train(dataset: Path, settings: Mapping[str, Any], out: Path) -> Trained:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.distribute, "InputOptions", note_buffer)
-        model, progress = fit(job, checkpoints, str(out / "log"), (watch,), strategy, words.append)
+        model, progress = fit(job_of(dataset, config), checkpoints, str(out / "log"), (watch,), strategy, words.append)
     return Trained(
         model=model,
         start=watch.start,

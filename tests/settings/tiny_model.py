@@ -1,10 +1,16 @@
-"""A model of the smallest kind, as a user would name one of their own."""
+"""A model of the smallest kind, as a user would name one of their own, and a training of it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import keras
 
+from beam_jobs.dataset import manifest
+from pipeline.config import PipelineConfig
+from trainer.job import Job
 from trainer.models import ModelSpec
+from trainer.options import TrainerConfig
 
 
 def build(spec: ModelSpec) -> keras.Model:
@@ -16,4 +22,18 @@ def build(spec: ModelSpec) -> keras.Model:
     features = keras.layers.GlobalAveragePooling2D()(features)
     return keras.Model(
         inputs, keras.layers.Dense(spec.classes, activation="softmax", dtype="float32", name="head")(features)
+    )
+
+
+def job_of(dataset: Path, config: PipelineConfig) -> Job:
+    data = manifest.load(str(dataset))
+    assert data.channels
+    return Job(
+        config=TrainerConfig(input=config.input, train=config.train),
+        path=str(dataset),
+        dataset=data,
+        train_split="train",
+        eval_split="eval",
+        mean_rgb=data.channels.mean_rgb,
+        std_rgb=data.channels.std_rgb,
     )

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
+from tests.make_images import flipped
 from tests.trainer.batches import RANDOM, SMALL, flat, options, order, order_of, read
 from tests.trainer.conftest import keys_of, rows_of
 from trainer.input.index import load_index
@@ -38,9 +39,7 @@ def test_a_damaged_record_within_the_budget_is_left_out_and_the_order_is_that_of
     directory = Path(shutil.copytree(noise, tmp_path / "damaged"))
     row = rows_of(noise, "train")[30]
     shard = sorted((directory / "Split-train").iterdir())[row["shard"]]
-    data = bytearray(shard.read_bytes())
-    data[row["offset"] + 100] ^= 0xFF
-    shard.write_bytes(data)
+    shard.write_bytes(flipped(shard.read_bytes(), row["offset"] + 100))
     given = options(train_ops=RANDOM, max_corrupt_records=1, **SMALL)
     rest = [key for key in keys_of(directory, "train") if key != row["key"]]
     assert order(directory, given, training=False) == rest

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, SourceError
+from tests.make_images import flipped
 from trainer.input.checks import scale_warning
 from trainer.input.faults import remember
 from trainer.input_fn import make_dataset
@@ -115,9 +116,7 @@ def test_a_damaged_record_is_named(shades, tmp_path, cache):
     path = tmp_path / "dataset"
     shutil.copytree(shades, path)
     shard = sorted((path / "Split-train").iterdir())[1]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
+    shard.write_bytes(flipped(shard.read_bytes(), shard.stat().st_size // 2))
     with pytest.raises(CorruptDataset, match=rf"{shard.name}.* offset \d+: the record of '(dark|light)/\d+.png'"):
         fit(job_of(path, cache=cache))
 

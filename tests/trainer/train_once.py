@@ -30,17 +30,21 @@ class KillAfter(keras.callbacks.Callback):
             os.kill(os.getpid(), self._number)
 
 
-def train(told: dict) -> None:
-    config = TrainerConfig.from_json(told["config"])
-    job = Job(
+def job_of(path: str, config: TrainerConfig) -> Job:
+    """A training on a dataset of greys that evaluates on the images it trains on."""
+    return Job(
         config=config,
-        path=told["dataset"],
-        dataset=manifest.load(told["dataset"]),
+        path=path,
+        dataset=manifest.load(path),
         train_split="train",
         eval_split="train",
         mean_rgb=(47.0, 48.0, 49.0),
         std_rgb=(27.0, 27.0, 27.0),
     )
+
+
+def train(told: dict) -> None:
+    job = job_of(told["dataset"], TrainerConfig.from_json(told["config"]))
     kill = (KillAfter(told["kill_after"], signal.Signals[told["signal"]]),) if told.get("kill_after") else ()
     model, progress = fit(job, Checkpoints(told["checkpoints"]), callbacks=kill)
     weights = {f"{index:03d}": weight.numpy() for index, weight in enumerate(model.weights)}

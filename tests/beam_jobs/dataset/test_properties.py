@@ -16,6 +16,7 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.sources.row_reader import NUMBER
 from beam_jobs.types import Annotations, ImageObject, ImageRef, RecordObject
 from tests.beam_jobs.make_rows import make_record
+from tests.rewrite_records import framed
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)  # half a surrogate pair is no UTF-8
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -31,14 +32,10 @@ any_time = settings(deadline=None)
 # Framing.
 
 
-def framed(payloads: list[bytes]) -> bytes:
-    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
-
-
 @any_time
 @given(st.lists(st.binary(max_size=200), max_size=8))
 def test_payloads_are_read_back_each_from_its_offset(payloads):
-    data = framed(payloads)
+    data = framed(*payloads)
     found = list(tfrecord.read_records(io.BytesIO(data), "x"))
     assert [payload for _, payload in found] == payloads
     assert all(tfrecord.read_record_at(io.BytesIO(data), "x", offset) == payload for offset, payload in found)
@@ -47,7 +44,7 @@ def test_payloads_are_read_back_each_from_its_offset(payloads):
 @any_time
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.data())
 def test_any_flipped_bit_is_found_and_only_the_records_before_it_are_read(payloads, data):
-    whole = framed(payloads)
+    whole = framed(*payloads)
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
     changed = bytearray(whole)
     changed[bit // 8] ^= 1 << bit % 8
@@ -67,7 +64,7 @@ def test_any_bytes_are_read_or_refused(data):
         found = list(tfrecord.read_records(io.BytesIO(data), "x"))
     except CorruptDataset:
         return
-    assert framed([payload for _, payload in found]) == data
+    assert framed(*(payload for _, payload in found)) == data
 
 
 # Records.

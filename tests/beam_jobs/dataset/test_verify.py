@@ -250,14 +250,6 @@ def test_an_edited_number_of_images_is_named(dataset):
     assert any("dataset.json" in problem for problem in verify(str(dataset)).problems)
 
 
-def replace_by(name, kind, value):
-    def change(feature):
-        feature[name].Clear()
-        getattr(feature[name], f"{kind}_list").value[:] = [value]
-
-    return change
-
-
 def set_image(data: bytes):
     def change(feature):
         set_value(record.ENCODED, data)(feature)
@@ -278,7 +270,7 @@ WRONG_RECORDS = {
     "no text": (lambda feature: feature.pop(record.TEXT), r"label \d is not None"),
     "no value": (lambda feature: feature[record.HEIGHT].Clear(), "not a record of this format: IndexError"),
     "height that is text": (
-        replace_by(record.HEIGHT, "bytes", b"60"),
+        lambda feature: feature[record.HEIGHT].bytes_list.value.append(b"60"),
         "not a record of this format: feature 'image/height' holds bytes, it must hold int",
     ),
     "name": (set_value(record.FILENAME, b"\xff"), "not a record of this format: UnicodeDecodeError"),

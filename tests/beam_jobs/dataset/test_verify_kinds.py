@@ -76,19 +76,19 @@ def test_datasets_of_every_kind_are_sound(copy_of, name):
     assert (result.records, result.problems) == (6, [])
 
 
-def append_value(name, value):
-    def change(feature):
-        kind = feature[name].WhichOneof("kind")
-        getattr(feature[name], kind).value.append(value)
-
-    return change
-
-
 OBJECT_LABEL, OBJECT_TEXT, OBJECT_MASK = (record.OBJECT_PREFIX + name for name in ("class/label", "class/text", "mask"))
 SMALL_MASK = encode(np.zeros((30, 40), np.uint8), "PNG")
 WRONG_ANNOTATIONS = {
-    "label without a name": ("_many", append_value(record.LABEL, 1), "label 1 is not None"),
-    "name without a label": ("_many", append_value(record.TEXT, b"a"), "label None is not 'a'"),
+    "label without a name": (
+        "_many",
+        lambda feature: feature[record.LABEL].int64_list.value.append(1),
+        "label 1 is not None",
+    ),
+    "name without a label": (
+        "_many",
+        lambda feature: feature[record.TEXT].bytes_list.value.append(b"a"),
+        "label None is not 'a'",
+    ),
     "mask of another size": (
         "_many",
         set_value(record.MASK, SMALL_MASK),

@@ -23,23 +23,13 @@ from beam_jobs.export.formats import Sample
 from beam_jobs.export.options import ExportOptions, safe_name
 from beam_jobs.export.run import export
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from tests.beam_jobs.runs import records_under
 from tests.make_images import encode, jpeg, png
 
 
 def run(dataset: Path, to: str, out: Path, **given) -> Path:
     export(ExportOptions(dataset=str(dataset), to=to, out=str(out), **given))
     return out
-
-
-def records_of(dataset: Path) -> dict[str, dict[str, list]]:
-    """Key -> features of every record, read straight from the shards."""
-    found = {}
-    for path in sorted(dataset.rglob("*.tfrecord")):
-        with open(path, "rb") as stream:
-            for _, payload in tfrecord.read_records(stream, str(path)):
-                values = record.decode(payload)
-                found[values[record.FILENAME][0].decode()] = values
-    return found
 
 
 def members_of(folder: Path) -> dict[str, bytes]:
@@ -98,7 +88,7 @@ def objects(tmp_path_factory) -> Path:
 
 def test_a_tar_file_has_image_class_and_features_of_every_sample(dataset, tmp_path):
     members = members_of(run(dataset, "webdataset", tmp_path / "out"))
-    records = records_of(dataset)
+    records = records_under(dataset)
     assert len(members) == 3 * len(records)
     for key, values in records.items():
         name = safe_name(key)
@@ -118,7 +108,7 @@ def test_many_labels_masks_weights_and_columns_go_along(rich, tmp_path):
     assert not [name for name in members if ".." in name or name.startswith("/") or name.endswith(".cls")]
     found = [json.loads(value) for name, value in members.items() if name.endswith(".json")]
     described = {value["image/filename"]: value for value in found}
-    assert described.keys() == records_of(rich).keys()
+    assert described.keys() == records_under(rich).keys()
     fifth = described["../../5 é.x"]
     assert (fifth["image/weight"], fifth["extra/age"], fifth["extra/note"]) == (2.5, [5], ["note 5"])
     assert described["../../3 é.x"]["image/class/text"] == ["cat", "dog", "line\u2028break"]
@@ -149,8 +139,8 @@ def test_raw_pixels_become_a_png_that_loses_nothing(raw, tmp_path, to):
         files = {row["key"]: row["image"]["bytes"] for row in rows_of(out)}
     else:
         members = members_of(out)
-        files = {key: members[f"{safe_name(key)}.png"] for key in records_of(raw)}
-    for key, values in records_of(raw).items():
+        files = {key: members[f"{safe_name(key)}.png"] for key in records_under(raw)}
+    for key, values in records_under(raw).items():
         assert Image.open(io.BytesIO(files[key])).tobytes() == values[record.ENCODED][0]
 
 
@@ -163,7 +153,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 def test_a_row_has_the_image_its_label_and_its_facts(dataset, tmp_path):
     out = run(dataset, "parquet", tmp_path / "out")
-    records = records_of(dataset)
+    records = records_under(dataset)
     rows = {row["key"]: row for row in rows_of(out)}
     assert rows.keys() == records.keys()
     for key, row in rows.items():
@@ -199,7 +189,7 @@ def test_rows_of_many_labels_masks_weights_and_columns(rich, tmp_path):
         ["note 3"],
     )
     assert rows["../../0 é.x"]["extra_age"] == []
-    assert third["mask"]["bytes"] == records_of(rich)["../../3 é.x"][record.MASK][0]
+    assert third["mask"]["bytes"] == records_under(rich)["../../3 é.x"][record.MASK][0]
     assert json.loads((out / "README.md").read_text().split("---")[1])["configs"][0]["data_files"] == [
         {"split": "all_images", "path": "data/all-*.parquet"}
     ]
@@ -239,7 +229,7 @@ def test_array_records_are_the_examples_as_they_are(dataset, tmp_path):
         for payload in reader.read_all():
             found[record.decode(payload)[record.FILENAME][0].decode()] = record.decode(payload)
         reader.close()
-    assert found == records_of(dataset)
+    assert found == records_under(dataset)
 
 
 def test_tfds_opens_array_records_at_any_place(dataset, tmp_path):
@@ -250,7 +240,7 @@ def test_tfds_opens_array_records_at_any_place(dataset, tmp_path):
     assert len(source) == manifest.load(str(dataset)).splits["train"].records
     assert len(list(out.glob("*.array_record"))) > 2
     keys = [source[place]["image"]["filename"].decode() for place in (5, 0, 3)]
-    assert set(keys) < records_of(dataset).keys()
+    assert set(keys) < records_under(dataset).keys()
     assert len(set(keys)) == 3
 
 

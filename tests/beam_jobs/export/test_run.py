@@ -22,7 +22,7 @@ from beam_jobs.export import formats, staging
 from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import About, IngestOptions
-from tests.make_images import encode
+from tests.make_images import encode, flipped
 from tests.rewrite_records import rewrite
 
 
@@ -144,9 +144,7 @@ def test_a_split_whose_name_leads_out_of_the_export_is_refused(dataset, tmp_path
 
 def test_a_damaged_shard_leaves_nothing_behind(dataset, tmp_path):
     shard = dataset / "Split-eval" / "data-00001-of-00002.tfrecord"
-    data = bytearray(shard.read_bytes())
-    data[-20] ^= 1
-    shard.write_bytes(data)
+    shard.write_bytes(flipped(shard.read_bytes(), -20))
     with pytest.raises(CorruptDataset, match="data-00001-of-00002.tfrecord has a corrupt record at offset"):
         run(dataset, "parquet", tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["dataset"]

@@ -11,6 +11,7 @@ from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotati
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
+from tests.make_images import decode_mask
 
 HEIGHT, WIDTH = 60, 80
 SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
@@ -40,12 +41,6 @@ def uncompressed(mask: np.ndarray) -> dict:
     edges = np.flatnonzero(np.diff(flat)) + 1
     counts = np.diff([0, *edges, flat.size]).tolist()
     return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
-
-
-def decode(data: bytes) -> np.ndarray:
-    import tensorflow as tf
-
-    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
 
 
 def records(*objects: ImageObject, plan: Geometry = SAME) -> tuple[RecordObject, ...]:
@@ -185,7 +180,7 @@ def test_a_mask_is_what_pycocotools_draws(segmentation, expected):
     elif isinstance(runs["counts"], list):
         runs = coco_mask.frPyObjects(runs, HEIGHT, WIDTH)
     drawn = coco_mask.decode(runs)
-    np.testing.assert_array_equal(decode(found.mask), drawn)
+    np.testing.assert_array_equal(decode_mask(found.mask), drawn)
     if expected is not None:
         np.testing.assert_array_equal(drawn, expected)
 
@@ -198,7 +193,7 @@ def test_compressed_runs_of_any_shape_are_read(seed):
     mask[: height // 2] = seed % 2  # long runs have more than one character
     plan = geometry(PixelOptions(), int(height), int(width))
     (found,) = records(item((0, 0, width, height), segmentation=compressed(mask)), plan=plan)
-    np.testing.assert_array_equal(decode(found.mask), mask)
+    np.testing.assert_array_equal(decode_mask(found.mask), mask)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ import tensorflow as tf
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage
 from beam_jobs.images import process
-from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
-from beam_jobs.types import ImageFacts
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
+from tests.make_images import pixels_of
 from trainer.ops import IMAGE, apply_ops, parse_ops
 
 LIMITS = ImageLimits()
@@ -60,12 +59,6 @@ def trainer(encoded: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tuple[tf
     features = {IMAGE: encoded, record.HEIGHT: height, record.WIDTH: width}
     seed = tf.constant([7, 7], tf.int32)
     return apply_ops(EVAL, features, seed)[IMAGE], apply_ops(TRAIN, features, seed)[IMAGE]
-
-
-def pixels_of(encoded: bytes, facts: ImageFacts) -> np.ndarray:
-    if facts.format == "raw":
-        return np.frombuffer(encoded, np.uint8).reshape(facts.height, facts.width, 3)
-    return decode_rgb(encoded).numpy()
 
 
 @pytest.mark.parametrize(("name", "policy"), [*((name, "copy") for name in KEPT), *SMALLER])

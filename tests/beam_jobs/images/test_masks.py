@@ -13,8 +13,8 @@ from beam_jobs.images.annotations import encode_mask, move_mask
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.make_hostile_images import raw_png
+from tests.make_images import decode_mask, forged_png, palette, png
 from tests.make_images import encode as encode_image
-from tests.make_images import forged_png, png
 
 HEIGHT, WIDTH = 12, 20
 CLASSES = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 256).astype(np.uint8)
@@ -22,21 +22,8 @@ FOUR = CLASSES % 4
 SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
 
 
-def decode(data: bytes) -> np.ndarray:
-    """Reads a mask as training does: uint8[height, width]."""
-    import tensorflow as tf
-
-    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
-
-
 def grey(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
-
-
-def palette(pixels: np.ndarray) -> Image.Image:
-    image = grey(pixels)
-    image.putpalette([(37 * value) % 256 for value in range(768)])  # as in Pascal VOC, no colour is its index
-    return image
 
 
 def bands(pixels: np.ndarray, mode: str) -> Image.Image:
@@ -67,7 +54,7 @@ def bad_mask(data: bytes, plan: Geometry = SAME, max_pixels: int = 10**6) -> str
 def test_a_mask_that_can_be_read_as_it_is_stays_untouched():
     data = encode_image(grey(CLASSES), "PNG", optimize=True) + b"trailing"
     assert normalise_mask(data, SAME, 10**6) is data
-    np.testing.assert_array_equal(decode(data), CLASSES)
+    np.testing.assert_array_equal(decode_mask(data), CLASSES)
 
 
 INDICES = {
@@ -96,7 +83,7 @@ def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
     stored = normalise_mask(data, SAME, 10**6)
     with Image.open(io.BytesIO(stored)) as image:
         assert (image.format, image.mode, image.info) == ("PNG", "L", {})
-    np.testing.assert_array_equal(decode(stored), expected)
+    np.testing.assert_array_equal(decode_mask(stored), expected)
     assert stored == normalise_mask(data, SAME, 10**6) == encode_mask(np.asarray(expected).astype(np.uint8))
 
 
@@ -187,14 +174,14 @@ def test_every_pixel_comes_from_the_nearest_one_of_the_source(policy, size):
             assert abs(int(line[0]) + Fraction(1, 2) - centre) <= Fraction(1, 2)
     data = encode_image(grey(rows), "PNG")
     stored = normalise_mask(data, plan, 10**6)
-    np.testing.assert_array_equal(decode(stored), moved[0])
+    np.testing.assert_array_equal(decode_mask(stored), moved[0])
     assert (stored is data) == plan.is_identity
 
 
 def test_a_mask_that_is_normalised_is_moved_too():
     plan = geometry(PixelOptions(policy="raw", side_px=6), HEIGHT, WIDTH)
     stored = normalise_mask(encode_image(palette(CLASSES), "PNG"), plan, 10**6)
-    np.testing.assert_array_equal(decode(stored), CLASSES[1::2, 5:16:2])
+    np.testing.assert_array_equal(decode_mask(stored), CLASSES[1::2, 5:16:2])
 
 
 @pytest.mark.parametrize("how", [grey, palette])

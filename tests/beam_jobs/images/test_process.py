@@ -12,11 +12,10 @@ from PIL import Image, ImageOps
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images import process
-from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
 from tests.beam_jobs.make_hostile_images import PIXELS, SIXTEEN, with_orientation
-from tests.make_images import crop, encode, flipped, jpeg, photograph, png, rotated_jpeg
+from tests.make_images import crop, encode, flipped, jpeg, photograph, pixels_of, png, rotated_jpeg
 
 LIMITS = ImageLimits()
 JPEG, PNG = jpeg(), png()
@@ -33,13 +32,6 @@ def resize(side: int, **options) -> PixelOptions:
 
 def raw(side: int) -> PixelOptions:
     return PixelOptions(policy="raw", side_px=side)
-
-
-def pixels_of(encoded: bytes, facts) -> np.ndarray:
-    """What training sees."""
-    if facts.format == "raw":
-        return np.frombuffer(encoded, np.uint8).reshape(facts.height, facts.width, 3)
-    return decode_rgb(encoded).numpy()
 
 
 def examine(data: bytes, pixels: PixelOptions = COPY, limits: ImageLimits = LIMITS, facts: str = "all"):

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from beam_jobs.dataset import record, tfrecord
+from beam_jobs.dataset import record
 from beam_jobs.inspect import FeatureSummary, summarise_file
 from beam_jobs.inspect.summary import FeatureRoles, detect_roles
 from beam_jobs.inspect.view import view_files
 from tests.make_images import jpeg, png
+from tests.rewrite_records import framed
 
 
 def test_a_dataset_of_ours_is_known_by_its_features(dataset):
@@ -71,7 +72,7 @@ def test_ranges_and_formats_are_what_was_seen(tmp_path):
         }
         for label, image in enumerate((jpeg(), png(), jpeg(1)))
     )
-    path.write_bytes(b"".join(piece for one in records for piece in tfrecord.frame(record.encode_example(one))))
+    path.write_bytes(framed(*map(record.encode_example, records)))
     view = view_files(str(path), 0)
     assert {name: holds for name, _, _, _, holds in view.features} == {
         "image": "image, 2 jpeg, 1 png",

@@ -22,6 +22,7 @@ from beam_jobs.inspect.records import MAX_PAYLOAD_BYTES
 from beam_jobs.options import IngestOptions
 from tests import image_table
 from tests.make_images import class_folders, flipped, jpeg
+from tests.rewrite_records import framed
 
 
 def example(**features: list) -> bytes:
@@ -166,10 +167,6 @@ def test_values_are_shown_short(values, shown):
 
 
 # --- damage, and what is too large
-
-
-def framed(*payloads: bytes) -> bytes:
-    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
 
 
 PACK = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}

@@ -8,13 +8,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_client, http_fetch
-from tests.beam_jobs.web_server import DATA, body, failure, fetch, serving, status
-
-
-@pytest.fixture
-def server():
-    with serving({"/a.jpg": body(DATA)}) as running:
-        yield running
+from tests.beam_jobs.web_server import DATA, body, failure, fetch, status
 
 
 @pytest.mark.parametrize("code", [301, 308])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,20 @@ from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_fetch
-from tests.beam_jobs.web_server import DATA, HERE, Handler, body, dripping, failure, fetch, serving, status
-
-
-@pytest.fixture
-def server():
-    with serving({"/a.jpg": body(DATA)}) as running:
-        yield running
+from tests.beam_jobs.web_server import (
+    DATA,
+    HERE,
+    Asked,
+    Handler,
+    body,
+    dripping,
+    endless,
+    failure,
+    fetch,
+    raw,
+    reset,
+    status,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +66,6 @@ def test_only_an_answer_that_may_pass_is_asked_for_again(server, code, attempts)
     assert server.seen["/x"] == int(attempts[0])
 
 
-def first(*pages):
-    """A page that behaves otherwise each time; the last stays."""
-    left = list(pages)
-
-    def page(handler: Handler) -> None:
-        (left.pop(0) if len(left) > 1 else left[0])(handler)
-
-    return page
-
-
 @pytest.mark.parametrize(
     ("wish", "ours"),
     [
@@ -83,7 +79,7 @@ def first(*pages):
 )
 def test_a_pause_that_the_server_asks_for_in_clear_terms_takes_the_place_of_ours(server, monkeypatch, wish, ours):
     monkeypatch.setattr(http_fetch, "_FIRST_PAUSE_S", ours)
-    server.pages["/x"] = first(status(503, Retry_After=wish), body(b"image"))
+    server.pages["/x"] = Asked(status(503, Retry_After=wish), body(b"image"))
     assert fetch(server, "/x", retries=1) == b"image"
 
 
@@ -101,39 +97,25 @@ def silent(handler: Handler) -> None:
     handler.close_connection = True
 
 
-def reset(handler: Handler) -> None:
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    handler.connection.close()
-    handler.close_connection = True
-
-
-def short(handler: Handler) -> None:
-    handler.answer(200, b"half", Content_Length="8")
-    handler.close_connection = True
-
-
-def torn_chunk(handler: Handler) -> None:
-    handler.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nhalf")
-    handler.close_connection = True
-
-
-def gibberish(handler: Handler) -> None:
-    handler.raw(b"SSH-2.0-server\r\n\r\n")
-    handler.close_connection = True
-
-
 @pytest.mark.parametrize(
     ("page", "detail"),
     [
         (silent, "HOST was silent for 0.2 s"),
-        (reset, "the connection to HOST broke: "),
-        (short, "the connection to HOST broke: IncompleteRead(4 bytes read, 4 more expected)"),
-        (torn_chunk, "the connection to HOST broke: IncompleteRead"),
-        (gibberish, "the connection to HOST broke: SSH-2.0-server"),
+        (reset(), "the connection to HOST broke: "),
+        (
+            raw(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf"),
+            "the connection to HOST broke: IncompleteRead(4 bytes read, 4 more expected)",
+        ),
+        (
+            raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nhalf"),
+            "the connection to HOST broke: IncompleteRead",
+        ),
+        (raw(b"SSH-2.0-server\r\n\r\n"), "the connection to HOST broke: SSH-2.0-server"),
     ],
+    ids=["silent", "reset", "short", "torn chunk", "gibberish"],
 )
 def test_what_breaks_on_the_way_is_asked_for_again(server, page, detail):
-    server.pages["/x"] = first(page, body(DATA))
+    server.pages["/x"] = Asked(page, body(DATA))
     server.pages["/y"] = page
     assert fetch(server, "/x", retries=1, timeout_s=0.2) == DATA
     reason, found = failure(server, "/y", retries=1, timeout_s=0.2)
@@ -143,11 +125,7 @@ def test_what_breaks_on_the_way_is_asked_for_again(server, page, detail):
 
 
 def test_what_a_server_says_is_shown_short_and_printable(server):
-    def page(handler: Handler) -> None:
-        handler.raw(b"\x1b[31m" + b"x" * 60_000 + b"\r\n\r\n")
-        handler.close_connection = True
-
-    server.pages["/x"] = page
+    server.pages["/x"] = raw(b"\x1b[31m" + b"x" * 60_000 + b"\r\n\r\n")
     detail = failure(server, "/x")[1]
     assert detail.isprintable()
     assert len(detail) < 150
@@ -190,15 +168,8 @@ def test_what_is_no_url_is_not_fetched(url):
         http_fetch.fetch(url, HERE, 1)
 
 
-def forever(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    while not handler.close_connection:
-        handler.raw(b"x" * 50_000)
-
-
 def test_an_endless_body_is_cut_at_the_limit(server):
-    server.pages["/x"] = forever
+    server.pages["/x"] = endless(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 50_000)
     assert fetch(server, "/x", limit=200_001) == b"x" * 200_001
 
 

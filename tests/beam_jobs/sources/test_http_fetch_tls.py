@@ -38,11 +38,18 @@ def test_a_trusted_certificate_is_accepted_and_the_deadline_holds_under_tls(tmp_
 
 
 @pytest.mark.parametrize(
-    ("number", "trusted", "host", "detail"),
-    [(2, False, "localhost", "self.signed certificate"), (3, True, "other.example", "(mis|doesn.t )match")],
+    ("number", "trusted", "host", "days", "detail"),
+    [
+        (2, False, "localhost", (-1, 1), "self.signed certificate"),
+        (3, True, "other.example", (-1, 1), "(mis|doesn.t )match"),
+        (5, True, "localhost", (-3, -1), "has expired"),
+        (6, True, "localhost", (1, 3), "not yet valid"),
+    ],
 )
-def test_certificates_of_others_are_refused_at_once(tmp_path, monkeypatch, number, trusted, host, detail):
-    path = certificate(tmp_path, host)
+def test_certificates_of_others_and_of_another_time_are_refused_at_once(
+    tmp_path, monkeypatch, number, trusted, host, days, detail
+):
+    path = certificate(tmp_path, host, days)
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
     options = dataclasses.replace(options_of_their_own(number), retries=3)
@@ -51,18 +58,6 @@ def test_certificates_of_others_are_refused_at_once(tmp_path, monkeypatch, numbe
         pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
     ):
         http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1)
-    assert not server.seen
-
-
-@pytest.mark.parametrize(("number", "days", "detail"), [(5, (-3, -1), "has expired"), (6, (1, 3), "not yet valid")])
-def test_a_certificate_holds_in_its_time_alone(tmp_path, monkeypatch, number, days, detail):
-    path = certificate(tmp_path, "localhost", days)
-    monkeypatch.setenv("SSL_CERT_FILE", str(path))
-    with (
-        secure(path) as server,
-        pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
-    ):
-        http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options_of_their_own(number), 1)
     assert not server.seen
 
 

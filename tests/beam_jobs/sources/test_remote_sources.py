@@ -10,17 +10,6 @@ from beam_jobs.sources.factory import open_source
 from tests.beam_jobs import entries, s3_server
 from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
-from tests.beam_jobs.object_store import SCHEME
-
-
-@pytest.fixture
-def bucket(monkeypatch) -> str:
-    return s3_server.new_bucket(monkeypatch)
-
-
-@pytest.fixture(params=["objects", "s3"])
-def store(request, tmp_path, monkeypatch) -> str:
-    return f"{SCHEME}://{tmp_path}" if request.param == "objects" else s3_server.new_bucket(monkeypatch)
 
 
 def put(store: str, *names: str) -> str:

@@ -16,7 +16,7 @@ from beam_jobs.sources.table import JsonlTable, ParquetTable
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
-from tests.make_images import jpeg
+from tests.make_images import flipped, jpeg
 
 ROWS = [
     {"image": "1.jpg", "label": "grün", "age": 3, "scores": [1, 2.5], "note": None},
@@ -187,9 +187,7 @@ def test_a_column_of_what_python_cannot_hold_is_refused(tmp_path, labels, reason
 def test_damage_inside_a_parquet_file_is_told_in_one_line(tmp_path):
     path = tmp_path / "table.parquet"
     pq.write_table(pa.table({"image": ["1.jpg"], "label": ["a"]}), path)
-    data = bytearray(path.read_bytes())
-    data[4] ^= 0xFF  # the first byte of the header of the first page
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), 4))  # the first byte of the header of the first page
     with pytest.raises(SourceError, match=r"table\.parquet cannot be read past row 0: ") as raised:
         open_source(make_options(source=str(path)))
     assert len(str(raised.value).splitlines()) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.dataset import record, tfrecord
+from beam_jobs.dataset import record
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.tfrecord import TfrecordSource
@@ -16,6 +16,7 @@ from tests import image_table
 from tests.beam_jobs.entries import contents, found_in, hidden_in, only
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import flipped, jpeg, png
+from tests.rewrite_records import framed
 
 
 def feature(value) -> tuple[str, list]:
@@ -30,13 +31,9 @@ def example(**features) -> bytes:
     return record.encode_example({name.replace("__", "/"): feature(value) for name, value in features.items()})
 
 
-def framed(payloads: list[bytes]) -> bytes:
-    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
-
-
 def write(path: Path, *payloads: bytes, pack=bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pack(framed(payloads)))
+    path.write_bytes(pack(framed(*payloads)))
     return path
 
 
@@ -201,7 +198,7 @@ def padded(first_bytes: bytes) -> bytes:
 @pytest.mark.parametrize("first_bytes", [b"\x1f\x8b\x08", b"\x78\x9c"])
 def test_a_record_whose_length_looks_like_a_compressed_file_is_plain(records, first_bytes):
     payload = padded(first_bytes)
-    assert framed([payload]).startswith(first_bytes)
+    assert framed(payload).startswith(first_bytes)
     assert contents(records(payload)) == {"x.tfrecord:0": jpeg(1)}
 
 
@@ -280,7 +277,7 @@ def broken(tmp_path: Path, data: bytes) -> str:
 
 def test_a_damaged_file_is_refused_with_the_offset(tmp_path):
     first, second = example(image=jpeg(1), label="a"), example(image=jpeg(2), label="a")
-    data, place = framed([first, second]), len(first) + 16
+    data, place = framed(first, second), len(first) + 16
     remedy = "it is damaged, or not a TFRecord file. Repair or remove it"
     assert broken(tmp_path, flipped(data, place + 50)) == f"has a corrupt record at offset {place}; {remedy}"
     assert broken(tmp_path, flipped(data, place)) == f"has a corrupt length at offset {place}; {remedy}"

@@ -8,7 +8,6 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
-from PIL import Image
 
 from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import schemas
@@ -31,7 +30,7 @@ from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.buckets import FILES, MIXED, bucket_of, bucket_of_refs, facts_of, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.web_server import body, serving, status
-from tests.make_images import encode, flipped
+from tests.make_images import encode, flipped, palette
 
 ATTEMPT = re.compile(r"\.[0-9a-f]{32}")  # what tells the files of one attempt from those of another
 CHANGED = ("b.webp", "d.jpg", "e.bmp")
@@ -176,15 +175,9 @@ def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(source):
 CLASSES = (np.arange(60 * 80).reshape(60, 80) % 7).astype(np.uint8)
 
 
-def palette_png() -> bytes:
-    image = Image.fromarray(CLASSES)
-    image.putpalette([(37 * value) % 256 for value in range(768)])
-    return encode(image, "PNG")
-
-
 MASKS = {
     "plain.png": encode(CLASSES, "PNG"),
-    "palette.png": palette_png(),
+    "palette.png": encode(palette(CLASSES), "PNG"),
     "small.png": encode(CLASSES[:30], "PNG"),
     "text.png": b"no mask",
     "large.png": encode(CLASSES, "PNG") + b"x" * 30_000,

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
-from beam_jobs.dataset import schemas
 from beam_jobs.images import sandbox
-from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
-from beam_jobs.stages.scan import Bucket, scan
-from beam_jobs.types import ImageRef
+from beam_jobs.stages.examine import examine_bucket
+from tests.beam_jobs.buckets import bucket_of_refs, facts_of, task_of
 from tests.beam_jobs.make_rows import make_ref
-from tests.beam_jobs.web_server import HERE, body, serving, status
+from tests.beam_jobs.web_server import body, serving, status
 from tests.make_images import jpeg
-
-
-def bucket_of(folder: Path, refs: Iterable[ImageRef]) -> Bucket:
-    (bucket,) = scan(refs, str(folder / "refs"), 100, {}, "").buckets
-    return bucket
-
-
-def reader_of(folder: Path, kind: type[Reader] = Reader) -> Reader:
-    return kind(base=str(folder), max_bytes=1 << 20, work=str(folder / "work"), http=HERE)
-
-
-def task_of(reader: Reader, threads: int = 2) -> ExamineTask:
-    return ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=threads)
 
 
 class _Slow(Reader):
@@ -51,11 +33,10 @@ def test_an_interruption_does_not_wait_for_servers_that_say_nothing(tmp_path, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sandbox, "examine", interrupted)
-    bucket = bucket_of(tmp_path, (make_ref(f"http://silent/{n}") for n in range(100)))
-    reader = reader_of(tmp_path, _Slow)
+    bucket = bucket_of_refs(tmp_path, *(make_ref(f"http://silent/{n}") for n in range(100)))
     try:
         with pytest.raises(KeyboardInterrupt):
-            examine_bucket(bucket, task_of(reader, threads=1))  # so that it strikes in this thread
+            examine_bucket(bucket, task_of(tmp_path, kind=_Slow, threads=1))  # so that it strikes in this thread
         assert not _GAVE_UP.is_set()
     finally:
         _OVER.set()
@@ -67,10 +48,10 @@ def test_images_of_a_server_are_decoded_in_lots_and_written_in_order(tmp_path, m
     monkeypatch.setattr(sandbox, "examine", lambda files, *rest: lots.append(len(files)) or examine(files, *rest))
     pages = {f"/{n}.jpg": body(jpeg(n)) if n % 10 else status(404) for n in range(40)}
     with serving(pages) as server:
-        bucket = bucket_of(tmp_path, (make_ref(server.url(f"/{n}.jpg")) for n in range(40)))
-        task = task_of(reader_of(tmp_path))
+        bucket = bucket_of_refs(tmp_path, *(make_ref(server.url(f"/{n}.jpg")) for n in range(40)))
+        task = task_of(tmp_path)
         found = examine_bucket(bucket, task)
-    facts = schemas.read(facts_path(task.reader.work, bucket)).to_pylist()
     assert (found.good, found.rejected) == (36, 4)
-    assert [row["key"].rpartition("/")[2] for row in facts] == [f"{n}.jpg" for n in range(40) if n % 10]
+    names = [row["key"].rpartition("/")[2] for row in facts_of(task, bucket)]
+    assert names == [f"{n}.jpg" for n in range(40) if n % 10]
     assert sorted(lots) == [8, 14, 14]

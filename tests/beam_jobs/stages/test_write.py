@@ -327,8 +327,7 @@ def test_a_mask_that_changes_under_way_stops_the_shard(prepare, tmp_path, data):
 def test_a_spool_that_is_lost_stops_the_shard(prepare, tmp_path):
     shard, task = prepare(said("b.webp", "ant"))
     (spool,) = tmp_path.rglob("spool-*")
-    data = bytearray(spool.read_bytes())
-    data[-1] ^= 1
+    data = flipped(spool.read_bytes(), -1)
     spool.write_bytes(data)
     with pytest.raises(SourceChanged, match=r"^b.webp changed in the work directory; check the disk"):
         write_shard(shard, task)

@@ -24,11 +24,6 @@ def root(request, tmp_path, monkeypatch) -> str:
     return str(tmp_path) if request.param == "local" else f"{ObjectStore.scheme()}://{tmp_path}"
 
 
-@pytest.fixture(params=["objects", "s3"])
-def store(request, tmp_path, monkeypatch) -> str:
-    return f"{SCHEME}://{tmp_path}" if request.param == "objects" else s3_server.new_bucket(monkeypatch)
-
-
 def files_under(root: str) -> list[str]:
     if storage.is_remote(root):
         return sorted(path for path, *_ in storage.list_objects(root))

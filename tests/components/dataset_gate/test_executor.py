@@ -10,7 +10,7 @@ import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 from tfx.components.example_validator.executor import Executor as ExampleValidator
-from tfx.types import artifact_utils, standard_artifacts, standard_component_specs
+from tfx.types import standard_artifacts, standard_component_specs
 from tfx.utils import io_utils
 
 from beam_jobs.dataset import manifest
@@ -18,16 +18,8 @@ from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
 from components.dataset_gate.component import Executor, load_anomalies, load_baseline
 from components.dataset_gate.limits import GateLimits
+from tests.components.conftest import artifact
 from tests.components.dataset_gate.datasets import Row, ingest, photograph, sound_rows
-
-
-def artifact(kind, path: Path, splits: tuple[str, ...] = ()):
-    path.mkdir(parents=True, exist_ok=True)
-    made = kind()
-    made.uri = str(path)
-    if splits:
-        made.split_names = artifact_utils.encode_split_names(list(splits))
-    return made
 
 
 def anomalies_artifact(path: Path, **features_of_split: tuple[str, ...]):

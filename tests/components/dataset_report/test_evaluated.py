@@ -21,6 +21,7 @@ from components.dataset_report.shown import Album
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode, png
+from tests.trainer.evaluation.brightness import linear
 from trainer.input.parse import DecodeRaw
 from trainer.ops import parse_ops
 from trainer.serving.export import export
@@ -36,12 +37,8 @@ def flat(level: int) -> bytes:
 @pytest.fixture(scope="module")
 def bright_or_dark(tmp_path_factory):
     """An exported model of `bright` and `dark` that is always right."""
-    inputs = keras.Input([8, 8, 3], dtype="uint8")
-    dense = keras.layers.Dense(2, activation="softmax")
-    model = keras.Model(inputs, dense(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs))))
-    dense.set_weights([np.array([[5.0, -5.0]] * 3), np.array([-7.0, 7.0])])
     path = tmp_path_factory.mktemp("bright_or_dark")
-    export(model, parse_ops("decode|resize(8)"), ("bright", "dark"), 8, str(path))
+    export(linear([5 / 255, -5 / 255], [-7.0, 7.0]), parse_ops("decode|resize(8)"), ("bright", "dark"), 8, str(path))
     return path
 
 

@@ -9,14 +9,8 @@ from tfx.types import standard_artifacts
 from components.artifacts import DatasetVerdict, HtmlReport
 from components.dataset_report.component import Executor
 from components.evaluation import load_evaluation
+from tests.components.conftest import artifact
 from tests.components.dataset_report.page import Page
-
-
-def artifact(kind, path: Path):
-    path.mkdir(exist_ok=True)
-    made = kind()
-    made.uri = str(path)
-    return made
 
 
 def do(dataset: Path, out: Path, properties: dict | None = None, **inputs) -> Page:

@@ -2,21 +2,16 @@ from __future__ import annotations
 
 import pytest
 from tfx import types
-from tfx.types import artifact_utils, standard_artifacts
+from tfx.types import standard_artifacts
 from tfx.utils import io_utils
 
 from beam_jobs.dataset import manifest
 from components.schema import schema_text
 from components.schema.component import InferredSchema, InferredSchemaExecutor, infer
 from components.statistics import dataset_statistics
+from tests.components.conftest import artifact
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def artifact(kind, uri) -> types.Artifact:
-    made = kind()
-    made.uri = str(uri)
-    return made
 
 
 def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(dataset, tmp_path):
@@ -25,8 +20,7 @@ def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(datase
         io_utils.write_bytes_file(
             str(tmp_path / "counted" / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString()
         )
-    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "counted")
-    statistics.split_names = artifact_utils.encode_split_names(["train", "eval"])
+    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "counted", ("train", "eval"))
     InferredSchemaExecutor().Do(
         {"statistics": [statistics], "examples": [artifact(standard_artifacts.Examples, dataset)]},
         {"schema": [artifact(standard_artifacts.Schema, tmp_path / "schema")]},

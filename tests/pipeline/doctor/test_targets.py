@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import platform
@@ -10,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from beam_jobs.runners.flink import Options
 from pipeline.cli import execute
 from pipeline.doctor import Check, dataflow, flink, orchestrators
+from tests.beam_jobs.web_server import serving
 from tests.orchestrators.airflow_environments import bin_of
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
@@ -28,25 +27,8 @@ SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
 def overview() -> Iterator[tuple[str, dict[str, object]]]:
     """The address of a server that answers as the REST endpoint of Flink does, and what it will say."""
     said: dict[str, object] = {"flink-version": "1.19.1", "slots-total": 4, "taskmanagers": 2}
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(said).encode() if self.path == "/overview" else b"{}"
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", said
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving({"/overview": lambda handler: handler.answer(200, json.dumps(said).encode())}) as server:
+        yield server.host, said
 
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:

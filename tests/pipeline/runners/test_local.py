@@ -13,7 +13,7 @@ from pipeline.config import build
 from pipeline.runners.local import _logging_to, _Progress, preflight, run
 from pipeline.runs.history import Step
 from pipeline.runs.root import check_free, copy_schema, images_dir
-from tests.make_images import class_folders
+from tests.make_images import class_folders, flipped
 
 
 @pytest.fixture
@@ -47,9 +47,7 @@ def test_a_record_that_beam_cannot_read_is_damage_of_the_dataset(tmp_path):
     photos, out = class_folders(tmp_path / "photos", per_class=8), tmp_path / "dataset"
     ingest.run(IngestOptions(source=str(photos), out=str(out), splits={"train": 1, "eval": 1}))
     shard = next((out / "Split-train").glob("*.tfrecord"))
-    data = bytearray(shard.read_bytes())
-    data[40] ^= 255  # inside the first record
-    shard.write_bytes(data)
+    shard.write_bytes(flipped(shard.read_bytes(), 40))  # inside the first record
     settings = build({"root": str(tmp_path / "work"), "dataset": str(out)})
     with pytest.raises(
         CorruptDataset, match="dataset cannot be read: Not a valid .* mask; `feedline verify` says"

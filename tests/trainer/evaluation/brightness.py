@@ -16,14 +16,19 @@ from trainer.options import InputOptions
 ALL = Host()
 
 
+def linear(slopes: list[float], offsets: list[float], activation: str = "softmax", side: int = 8) -> keras.Model:
+    """A model of which a class has the logit `3 * slope * (mean of all values of the pixels) + offset`."""
+    inputs = keras.Input([side, side, 3], dtype="uint8")
+    mean = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))
+    dense = keras.layers.Dense(len(offsets), activation=activation)
+    model = keras.Model(inputs, dense(mean))
+    dense.set_weights([np.array([slopes] * 3), np.array(offsets)])
+    return model
+
+
 def brightness(middle: float = 50.0) -> keras.Model:
     """A model one can predict: from `middle` on, a grey is `light`. It is wrong about the greys from 48 to 49."""
-    inputs = keras.Input([8, 8, 3], dtype="uint8")
-    mean = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))
-    dense = keras.layers.Dense(2, activation="softmax")
-    model = keras.Model(inputs, dense(mean))
-    dense.set_weights([np.array([[0.0, 0.1]] * 3), np.array([0.0, 0.15 - 0.3 * middle])])
-    return model
+    return linear([0.0, 0.1], [0.0, 0.15 - 0.3 * middle])
 
 
 def batches_of(directory: Path, host: Host = ALL, batch_size: int = 40) -> tf.data.Dataset:

@@ -15,6 +15,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
+from tests.make_images import flipped
 from tests.trainer.batches import RANDOM, options, read
 from trainer.input.cache import CacheChoice, _code_fingerprint, choose_cache, find_fixed_prefix, write_on_disk
 from trainer.input.index import RecordIndex, load_index
@@ -182,9 +183,7 @@ def test_a_damaged_record_left_out_makes_another_cache(noise, tmp_path):
         directory = Path(shutil.copytree(noise, tmp_path / f"copy{budget}"))
         if budget:
             shard = min((directory / "Split-train").iterdir())
-            data = bytearray(shard.read_bytes())
-            data[100] ^= 0xFF
-            shard.write_bytes(data)
+            shard.write_bytes(flipped(shard.read_bytes(), 100))
         given = cached("disk", tmp_path, eval_ops=FIXED, max_corrupt_records=budget)
         assert len(read(directory, given, False, epochs=2)) == 2 * (61 - budget)
     assert len(folders(tmp_path / "cache")) == 2
@@ -221,9 +220,7 @@ def _cut(path: Path) -> None:
 
 
 def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), path.stat().st_size // 2))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from beam_jobs.dataset import manifest, record, tfrecord
+from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import CorruptDataset
 from tests import image_table
+from tests.rewrite_records import framed
 from tests.trainer.conftest import rows_of
 from trainer.input.corrupt_records import explain, find_damage, find_excluded
 
@@ -39,10 +40,6 @@ def rewrite(directory: Path, number: int, change: Callable[[bytes], bytes]) -> d
     end = min(later, default=len(data))
     shard.write_bytes(data[: row["offset"]] + change(data[row["offset"] : end]) + data[end:])
     return {**row, "path": str(shard)}
-
-
-def framed(payload: bytes) -> bytes:
-    return b"".join(tfrecord.frame(payload))
 
 
 def inverted(place: int) -> Callable[[bytes], bytes]:

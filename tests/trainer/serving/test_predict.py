@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +10,7 @@ from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import ImageLimits
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import encode
+from tests.trainer.evaluation.brightness import linear
 from trainer.ops import parse_ops
 from trainer.serving.export import export
 from trainer.serving.predict import ServingSpec, load_model, newest_version, predict
@@ -32,11 +32,7 @@ def write(tmp_path):
 
 
 def test_a_model_of_several_labels_gives_every_label_over_the_threshold(tmp_path, write):
-    inputs = keras.Input([16, 16, 3], dtype="uint8")
-    dense = keras.layers.Dense(3, activation="sigmoid")
-    mean = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))
-    model = keras.Model(inputs, dense(mean))
-    dense.set_weights([np.array([[1 / 96, -1 / 96, 1 / 192]] * 3), np.array([-2.0, 0.5, 0.0])])
+    model = linear([1 / 96, -1 / 96, 1 / 192], [-2.0, 0.5, 0.0], "sigmoid", 16)
     ops = parse_ops("decode|resize(16)")
     spec = ServingSpec(multi_label=True)
     export(model, ops, ("bright", "dark", "any"), 16, str(tmp_path / "model"), spec=spec)
@@ -46,7 +42,7 @@ def test_a_model_of_several_labels_gives_every_label_over_the_threshold(tmp_path
     assert [label.label for label in light.labels] == [0, 2]
     assert (light.text, light.label, light.probability) == ("bright", 0, light.labels[0].probability)
     assert [label.text for label in dark.labels] == ["dark"]  # 0.5 of the last is not over the threshold
-    dense.set_weights([np.zeros((3, 3)), np.full(3, -1.0)])
+    model = linear([0.0, 0.0, 0.0], [-1.0, -1.0, -1.0], "sigmoid", 16)
     export(model, ops, ("bright", "dark", "any"), 16, str(tmp_path / "none"), spec=spec)
     assert predict(str(tmp_path / "none"), paths)[0].labels == ()
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from tests.make_images import encode
+from tests.make_images import encode, flipped
 from tests.trainer.conftest import keys_of
 from tests.trainer.streams.test_make import greys, options
 from trainer.input.position import Position
@@ -239,9 +239,7 @@ def test_a_torn_compressed_file_is_an_error_that_names_it(written, tmp_path, kin
 
 def test_a_compressed_file_with_a_changed_byte_is_an_error_that_names_it(written, tmp_path):
     pattern, victim = torn(written["GZIP"], tmp_path / "torn", lambda size: size)
-    data = bytearray(victim.read_bytes())
-    data[-6] ^= 1
-    victim.write_bytes(data)
+    victim.write_bytes(flipped(victim.read_bytes(), -6))
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=re.escape(f"{victim} cannot be unpacked: CRC check failed")
     ):

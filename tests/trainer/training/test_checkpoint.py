@@ -16,6 +16,7 @@ from beam_jobs import storage
 from beam_jobs.errors import DiskError, OptionError
 from beam_jobs.storage import disk, lock
 from tests.beam_jobs.object_store import SCHEME
+from tests.make_images import flipped
 from trainer.input.position import Position
 from trainer.training.checkpoint import (
     INDEX_NAME,
@@ -100,14 +101,13 @@ def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path):
 )
 def test_of_a_damaged_checkpoint_the_one_before_counts(saved, tmp_path, caplog, name, how):
     path = tmp_path / "training" / "checkpoint-00000100" / name
-    content = bytearray(path.read_bytes())
+    content = path.read_bytes()
     if how == "absent":
         path.unlink()
     elif how == "cut off":
         path.write_bytes(content[: len(content) // 2])
     else:
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        path.write_bytes(flipped(content, len(content) // 2))
     with caplog.at_level(logging.WARNING):
         assert saved.latest().state == {"step": 20}
     assert "checkpoint-00000100 is skipped" in caplog.text
