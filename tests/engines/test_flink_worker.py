@@ -24,6 +24,7 @@ from beam_jobs import ingest
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners.flink import WORKER
 from beam_jobs.stages import resume
+from benchmarks.resident import FamilyPeak, family_bytes
 from tests.beam_jobs.runs import files_under
 from tests.engines.flink_processes import free_ports, members, wait_until
 from tests.make_images import jpeg
@@ -91,14 +92,14 @@ def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_su
     make_photographs(tmp_path / "photos", 400)
     options = replace(options_of(tmp_path / "photos", tmp_path / "out"), bucket_images=20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    most, done = 0, threading.Event()
+    most, done, before = 0, threading.Event(), family_bytes()
 
     def watch(workers: int) -> None:
         nonlocal most
         while not done.wait(0.02):
             most = max(most, len(decoders(workers)))
 
-    with pool() as (process, place):
+    with pool() as (process, place), FamilyPeak() as memory:
         watcher = threading.Thread(target=watch, args=(process.pid,))
         watcher.start()
         try:
@@ -107,6 +108,7 @@ def test_each_worker_process_decides_on_its_decoders_and_not_the_machine_that_su
             done.set()
             watcher.join()
     assert 1 <= most <= 4
+    assert memory.peak - before < 4 * 2e9  # half of what docs/dataflow.md asks for a core
 
 
 @pytest.mark.cluster

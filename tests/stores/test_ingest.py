@@ -51,9 +51,14 @@ def test_a_source_may_be_a_pattern_and_the_output_a_folder(photos, bucket, datas
     assert shards_under(tmp_path / "out") == shards_under(dataset)
 
 
-def test_a_store_that_fails_in_the_middle_loses_nothing_that_was_finished(photos, bucket, dataset):
-    """S3 answers 503 for good; Google's client would try again for minutes, so there the right to write is lost."""
-    out = f"{bucket.url}/out"
+@pytest.mark.parametrize("outs", [("out", "out"), ("1/out", "2/out")], ids=["one output", "a work directory of runs"])
+def test_a_store_that_fails_in_the_middle_loses_nothing_that_was_finished(photos, bucket, dataset, outs):
+    """S3 answers 503 for good; Google's client would try again for minutes, so there the right to write is lost.
+
+    The runs of a service write each into a directory of its own, and share a work directory.
+    """
+    first, out = (f"{bucket.url}/{name}" for name in outs)
+    work = f"{bucket.url}/work" if first != out else ""
     status = 503 if bucket.url.startswith("s3") else 403
     finished: list[str] = []
 
@@ -65,17 +70,18 @@ def test_a_store_that_fails_in_the_middle_loses_nothing_that_was_finished(photos
 
     bucket.tap.refuse = fail_after_one_shard
     with pytest.raises(FeedlineError, match="what was finished is kept, run the same command again") as told:
-        run(options(str(photos), out))
+        run(options(str(photos), first), work=work)
     assert "\n" not in str(told.value)
     assert len(finished) == 1
-    assert not manifest.is_published(out)
+    assert not manifest.is_published(first)
 
     bucket.tap.refuse = lambda _: 0
     bucket.tap.asked.clear()
-    run(options(str(photos), out))
+    run(options(str(photos), out), work=work)
     written = Counter(bucket.tap.written(SHARD))
-    assert written == Counter({name: 1 for name in shards_under(dataset) if name != finished[0]})
-    assert bucket.tap.written(r"_work/examined") == []
+    assert written == Counter({name: 1 for name in shards_under(dataset) if name != finished[0] or first != out})
+    assert bucket.tap.written(r"work/examined") == []
+    assert bucket.names("work") == []
     assert remote_shards(out) == shards_under(dataset)
     assert verify(out).problems == []
 

@@ -75,7 +75,8 @@ def open_source(path: str, split: str, options: InputOptions) -> Source:
 
 def spell(op: Op) -> str:
     """Returns an op as `parse_ops` reads it, without the arguments that have their default."""
-    name = next((name for name, kind in OPS.items() if isinstance(op, kind)), "")
+    # `flip_vertical` extends `flip`, and stands after it in the table.
+    name = next((name for name, kind in reversed(OPS.items()) if isinstance(op, kind)), "")
     if not name:  # the op that replaces a decode where the records hold pixels
         return type(op).__name__
     arguments = []

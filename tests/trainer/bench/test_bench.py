@@ -70,7 +70,7 @@ def test_the_baselines_decode_whole_images_and_crop_afterwards():
 
 
 def test_a_spelled_chain_is_the_same_chain():
-    chain = "decode|random_crop_resize(8, min_area=0.3)|flip"
+    chain = "decode|random_crop_resize(8, min_area=0.3)|flip|flip_vertical"
     assert "|".join(map(spell, parse_ops(chain))) == chain
 
 
