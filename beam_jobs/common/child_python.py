@@ -33,11 +33,7 @@ def command(code: str, *arguments: str, flags: tuple[str, ...] = (), working_dir
 
 
 def environment(working_directory: bool = True) -> dict[str, str]:
-    """Returns the environment of a child process; its `PYTHONPATH` has no empty element.
-
-    Args:
-      working_directory: whether `PYTHONPATH` may name the working directory.
-    """
+    """Returns the environment of a child process, with no empty element in `PYTHONPATH`; see `command`."""
     others = {name: value for name, value in os.environ.items() if name != _VARIABLE}
     directories = [path for path in _pythonpath() if working_directory or not _is_working_directory(path)]
     return {**others, _VARIABLE: os.pathsep.join(directories)} if directories else others

@@ -89,12 +89,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Returns `2: cat, dog`: how many names there are, and the first of them.
-
-    Args:
-      names: of classes or the like.
-      most: how many of them to name.
-    """
+    """Returns `2: cat, dog`: how many names there are, and the first `most` of them."""
     return f"{len(names):,}: {some(names, most)}"
 
 

@@ -20,7 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
+
+from beam_jobs.errors import DiskError
 
 _CGROUP = "/sys/fs/cgroup"
 _BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # which the programs that start workers of Beam set
@@ -105,18 +107,15 @@ _PREFIX = "feedline-copies-"
 _MIN_AGE_S = 60.0  # a younger directory may not be locked yet
 
 
-def temporary_directory(parent: str = "") -> str:
+def temporary_directory() -> str:
     """Returns a new directory, which this process removes at its end, or a later process if this one is killed.
 
     A forked process shares the directory and does not remove it.
 
-    Args:
-      parent: directory in which to create it; by default that of temporary files.
-
     Raises:
       OSError: the directory cannot be created.
     """
-    directory, _ = _locked_directory(parent)  # the descriptor stays open until this process ends
+    directory, _ = _locked_directory("")  # the descriptor stays open until this process ends
     atexit.register(_remove, os.getpid(), directory)
     return directory
 
@@ -126,7 +125,7 @@ def open_directory(parent: str = "") -> Iterator[str]:
     """Makes a temporary directory, and removes it at the end of the block, or in a later process if this one is killed.
 
     Args:
-      parent: see `temporary_directory`.
+      parent: directory in which to create it; by default that of temporary files.
 
     Raises:
       OSError: the directory cannot be created.
@@ -184,6 +183,24 @@ def _lock(directory: str) -> int:
 def _remove(process: int, directory: str) -> None:
     if os.getpid() == process:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def temporary_errors(problem: str) -> Iterator[None]:
+    """Raises errors of a temporary file in the block as `DiskError`: the problem, its cause and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(f"{problem} ({error}); make room, or name another directory by TMPDIR") from error
+
+
+@contextlib.contextmanager
+def temporary_file(problem: str) -> Iterator[BinaryIO]:
+    """Yields a temporary file, or raises the `DiskError` of `temporary_errors` if it cannot be made."""
+    with contextlib.ExitStack() as stack:
+        with temporary_errors(problem):
+            file = stack.enter_context(tempfile.TemporaryFile())
+        yield file
 
 
 T = TypeVar("T")

@@ -99,10 +99,6 @@ def record_lengths(directory: str, dataset: Manifest) -> np.ndarray:
 
     The offsets in the image table give the sizes; no shard is opened.
 
-    Args:
-      directory: directory of the dataset.
-      dataset: its manifest.
-
     Raises:
       CorruptDataset: the table is damaged, or belongs to another manifest.
     """
@@ -229,12 +225,9 @@ def _to_table(values: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType
 
 
 def _read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iterator[pa.Table]:
-    return _number_rows(schemas.read_images(dataset.image_paths(directory), columns))
-
-
-def _number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields columns of the image table, and `row`, the number of a row from 0."""
     start = 0
-    for rows in tables:
+    for rows in schemas.read_images(dataset.image_paths(directory), columns):
         numbers = np.arange(start, start + len(rows))
         # `pa.array` would import pandas, during which signals are lost.
         column = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])

@@ -58,11 +58,7 @@ class TablePart:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TablePart:
-        """Builds it from the plain values of `dataset.json`.
-
-        Raises:
-          KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
-        """
+        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
         hashes = values["order_hashes"]
         if hashes is not None and [type(one) for one in hashes] != [str, str]:
             raise TypeError(f"order_hashes of {values['name']!r:.60} is {hashes!r:.60}; it must be null or two texts")
@@ -89,11 +85,7 @@ class SplitInfo:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SplitInfo:
-        """Builds it from the plain values of `dataset.json`.
-
-        Raises:
-          KeyError, TypeError: a field is missing, unknown or of the wrong shape.
-        """
+        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
         return cls(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
 
     @property
@@ -193,11 +185,7 @@ class Remarks:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Remarks:
-        """Builds it from the plain values of `dataset.json`.
-
-        Raises:
-          KeyError, TypeError: a field is missing, unknown or of the wrong shape.
-        """
+        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
         return cls(**{**values, **{name: tuple(values[name]) for name in ("warnings", "hidden_names")}})
 
 
@@ -223,11 +211,7 @@ class ChannelStatistics:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ChannelStatistics:
-        """Builds it from the plain values of `dataset.json`.
-
-        Raises:
-          KeyError, TypeError: a field is missing or of the wrong shape.
-        """
+        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
         return cls(split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"]))
 
 

@@ -224,12 +224,9 @@ def table_writer(
 
 
 def row_groups(tables: Iterable[pa.Table], schema: pa.Schema, **options: Any) -> bytes:
-    """Returns the bytes of a Parquet file with a row group per table; equal tables give equal bytes.
+    """Returns the bytes of a Parquet file with a row group per table; `options` are those of `ParquetWriter`.
 
-    Args:
-      tables: the row groups.
-      schema: their schema.
-      **options: further arguments of `ParquetWriter`.
+    Equal tables give equal bytes.
     """
     stream = io.BytesIO()
     with _row_group_writer(stream, schema, **options) as write_rows:
@@ -245,12 +242,7 @@ def _row_group_writer(stream: BinaryIO, schema: pa.Schema, **options: Any) -> It
 
 
 def read_row_group(path: str, index: int) -> pa.Table:
-    """Reads one row group of a Parquet file, and no other.
-
-    Raises:
-      OSError: the file is missing.
-      pyarrow.ArrowInvalid: the file is not Parquet.
-    """
+    """Reads one row group of a Parquet file, and no other; the errors are those of `read`."""
     with storage.open_read(path) as stream:
         return pq.ParquetFile(stream).read_row_group(index, use_threads=False)
 

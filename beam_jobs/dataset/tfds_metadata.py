@@ -53,14 +53,7 @@ _EXTRA = {int: _INT64, float: _FLOAT, str: _TEXT}
 def files(
     splits: Mapping[str, SplitInfo], labels: tuple[str, ...], features: Mapping[str, _Feature], name: str
 ) -> dict[str, bytes]:
-    """Returns file name -> content of the metadata files.
-
-    Args:
-      splits: splits of the dataset.
-      labels: class names.
-      features: name -> feature, see `describe_features`.
-      name: name of the dataset.
-    """
+    """Returns file name -> content of the metadata files of a dataset; for its features see `describe_features`."""
     contents = {FEATURES_NAME: _json(_nest_features(features)), INFO_NAME: _json(_info(splits, name))}
     label_lines = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()
     for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_PREFIX + "class/label", OBJECT_LABELS_NAME)):
@@ -152,7 +145,7 @@ def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
         "fileFormat": "tfrecord",
         "splits": [
             {
-                "name": _split_name(split),
+                "name": split_name(split),
                 "filepathTemplate": f"{shards.split_dir(split)}/data-{{SHARD_X_OF_Y}}.tfrecord",
                 "shardLengths": [str(shard.records) for shard in info.shards],
                 "numBytes": str(info.bytes),
@@ -162,8 +155,9 @@ def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
     }
 
 
-def _split_name(split: str) -> str:
-    return "all_images" if split == "all" else split  # TFDS reserves the name `all` for the union of the splits
+def split_name(split: str) -> str:
+    """Returns the name of a split for TFDS and Hugging Face, which reserve `all` for the union of the splits."""
+    return "all_images" if split == "all" else split
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

@@ -188,9 +188,8 @@ class Format(Protocol):
         """Returns name -> content of the metadata files of the format; `files` by split."""
 
 
-_OPTIONS = (
-    "group_size:1"  # records are read one by one; larger groups only help compression, but images do not compress
-)
+# Records are read one by one; larger groups only help compression, but images do not compress.
+_OPTIONS = "group_size:1"
 
 
 class ArrayRecord:

@@ -54,7 +54,8 @@ class Parquet:
 
     def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the dataset card of the Hub, whose front matter assigns the files to splits."""
-        head = {"configs": [{"config_name": "default", "data_files": [_data_files(split) for split in files]}]}
+        paths = [{"split": tfds_metadata.split_name(split), "path": f"data/{split}-*.parquet"} for split in files]
+        head = {"configs": [{"config_name": "default", "data_files": paths}]}
         front = strings.to_json({**_front_matter(self._about), **head})  # is valid YAML, too
         return {"README.md": f"---\n{front}\n---\n{_card_text(self._about)}".encode()}
 
@@ -118,11 +119,6 @@ class _Rows:
         self._rows, self._bytes = [], 0
 
 
-def _data_files(split: str) -> dict[str, str]:
-    # For `datasets` and TFDS, `all` means the union of all splits.
-    return {"split": "all_images" if split == "all" else split, "path": f"data/{split}-*.parquet"}
-
-
 # Names of columns for features whose own name is too long or specific to Feedline.
 _NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
 _IMAGE_TYPE = pa.struct({"bytes": pa.binary(), "path": pa.string()}.items())
@@ -162,8 +158,9 @@ def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
     features = _read_features(directory)
     columns = [_image_column("image", lambda sample: sample.image, lambda sample: f"{sample.name}.{sample.suffix}")]
     columns += _label_columns(dataset)
-    fact_names = [name for name in record.FEATURES if name not in (record.ENCODED, record.LABEL, record.TEXT)]
-    columns += [_fact_column(name) for name in fact_names if name in features]
+    for name, (dtype, shape) in record.FEATURES.items():
+        if name in features and name not in (record.ENCODED, record.LABEL, record.TEXT):
+            columns.append(_value_column(name, dtype, repeated=bool(shape)))
     if record.WEIGHT in features:
         columns.append(_value_column(record.WEIGHT, "float32"))
     if record.MASK in features:
@@ -204,11 +201,6 @@ def _label_columns(dataset: Manifest) -> Iterator[Column]:
             feature=_sequence(label),
             value=lambda sample: list(sample.values.get(record.LABEL, ())),
         )
-
-
-def _fact_column(name: str) -> Column:
-    dtype, shape = record.FEATURES[name]
-    return _value_column(name, dtype, repeated=bool(shape))
 
 
 def _value_column(name: str, dtype: str, repeated: bool = False) -> Column:

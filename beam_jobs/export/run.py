@@ -46,10 +46,6 @@ class Exported:
 def export(options: ExportOptions, watch: Watch = no_watch) -> Exported:
     """Exports a dataset. After an error, `out` is unchanged; it never holds an incomplete export.
 
-    Args:
-      options: the dataset, the format and the output.
-      watch: shows the progress.
-
     Raises:
       SourceError: the dataset does not exist.
       OptionError: the dataset does not have a split, `out` cannot be used, or a package is missing.

@@ -59,22 +59,8 @@ def bad_header(name: str, detail: str) -> BadImage:
     return BadImage(RejectReason.BAD_HEADER, f"{name}: {detail}")
 
 
-_TIFF_SIZES = {
-    1: 1,
-    2: 1,
-    3: 2,
-    4: 4,
-    5: 8,
-    6: 1,
-    7: 1,
-    8: 2,
-    9: 4,
-    10: 8,
-    11: 4,
-    12: 8,
-    13: 4,
-    16: 8,
-}  # TIFF type -> bytes
+# TIFF type -> bytes of a value.
+_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_SHORT = 3
 _FRACTIONS = (5, 10)
 _MAX_FRACTIONS = 4096  # all standard tags of fractions, GPS included, need a few dozen

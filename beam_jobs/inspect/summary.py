@@ -329,12 +329,7 @@ def summarise_file(path: str, shown: int = 5) -> FileSummary:
 
 
 def summarise(paths: Iterable[str], shown: int = 5) -> FileSummary:
-    """Reads TFRecord files completely; a damaged file up to the damage, with its `error` set.
-
-    Args:
-      paths: paths of the files.
-      shown: number of first records to keep.
-    """
+    """Reads TFRecord files as `summarise_file` does; a damaged file up to the damage, with its `error` set."""
     summary = FileSummary()
     for path in paths:
         facts = FileFacts(path=path)

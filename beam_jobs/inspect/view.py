@@ -45,7 +45,7 @@ def find_files(path: str) -> list[str]:
     if containers.is_pattern(path):
         return [container.path for container in containers.find(path)]
     try:
-        if not (os.path.isdir(path) or (storage.is_remote(path) and not storage.exists(path))):
+        if not containers.is_directory(path):
             return [path]
         files = _remote_files(path) if storage.is_remote(path) else [file.path for file in containers.below(path)]
     except OSError as error:

@@ -118,9 +118,8 @@ def estimate_core_resources(work: Work, cores: int, start_seconds: float) -> Res
     network = ", plus the time of the network" if work.remote else ""
     start = f"of which {duration(start_seconds)} are starting"
     lines = {"time": f"{duration(seconds)}, {start}, on {about(cores)} cores like those of the benchmarks{network}"}
-    return ResourceEstimate(
-        lines=lines, values={"cores": cores, "seconds": float(f"{seconds:.3g}"), "start_seconds": start_seconds}
-    )
+    values = {"cores": cores, "seconds": _rounded(seconds), "start_seconds": start_seconds}
+    return ResourceEstimate(lines=lines, values=values)
 
 
 def _slope(small_seconds: float, large_seconds: float) -> float:

@@ -58,11 +58,6 @@ _RESERVED_ARGUMENTS = {
 }
 
 
-def check_project(value: str) -> None:
-    """Raises `OptionError` unless the value can be the id of a project."""
-    _match("project", value, _PROJECT, "the id of a project (not its number or title), as my-project-1")
-
-
 def check_region(value: str) -> None:
     """Raises `OptionError` unless the value can be a region."""
     outer, _, last = value.rpartition("-")
@@ -188,14 +183,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of zip; a constant, so that 
 
 
 def build_wheel(directory: str) -> str:
-    """Packs the installed package into a wheel; equal code gives equal bytes.
-
-    Args:
-      directory: directory of the wheel.
-
-    Returns:
-      path of the wheel.
-    """
+    """Packs the installed package into a wheel in a directory, and returns its path; equal code gives equal bytes."""
     version = metadata.version(_DISTRIBUTION)
     info = f"{_DISTRIBUTION}-{version}.dist-info"
     path = os.path.join(directory, f"{_DISTRIBUTION}-{version}-py3-none-any.whl")
@@ -304,7 +292,7 @@ class Options(settings.Options):
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_project(self.project)
+        _match("project", self.project, _PROJECT, "the id of a project (not its number or title), as my-project-1")
         check_region(self.region)
         check_bucket_path("temp_location", self.temp_location)
         if self.staging_location:
@@ -330,15 +318,16 @@ class Options(settings.Options):
             or the code cannot run in the image of the workers.
         """
         check_reachable(ingest)
-        if not (self.sdk_container_image or self.package or self.setup_file) and stack.name() == stack.LEGACY:
+        if self.sdk_container_image or self.package or self.setup_file:
+            return
+        if stack.name() == stack.LEGACY:
             # Its `google.api_core` imports a module of protobuf that version 3 does not have.
             raise OptionError(
                 f"sdk_container_image is not set; the legacy stack would put protobuf {metadata.version('protobuf')} "
                 "under the Google packages of Beam's image, which need 5 or later: build the image in the first lines "
                 "of Dockerfile, or use the current stack"
             )
-        if not (self.sdk_container_image or self.package or self.setup_file):
-            check_packed_clients(ingest)
+        check_packed_clients(ingest)
 
     def arguments(self, directory: str) -> list[str]:
         """Returns the arguments of Beam for a job; the default source of the code is a wheel, packed in `directory`."""

@@ -253,11 +253,9 @@ def _fetch_text(url: str) -> str:
     try:
         with _open_url(url) as answer:
             return answer.read(4096).decode("ascii", "replace")
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return ""
-        raise _fetch_error(url, error) from error
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code == 404:
+            return ""
         raise _fetch_error(url, error) from error
 
 

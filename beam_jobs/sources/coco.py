@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 from beam_jobs import storage
@@ -190,17 +190,11 @@ class CocoSource:
 
     @cached_property
     def _document(self) -> Document:
-        return coco_json.load(self.path, self._row_columns, self._value_kind)
+        return coco_json.load(self.path, self._row_columns, partial(value_kind, path=self.path))
 
     @property
     def _row_columns(self) -> TableColumns:
         return replace(self.columns, image=NAME, key=self.columns.key or NAME, label="", labels="")
-
-    def _value_kind(self, value: Any) -> type:
-        try:
-            return value_kind(value)
-        except SourceError as error:
-            raise SourceError(f"{self.path}: {error}") from error
 
     def _entry(
         self,

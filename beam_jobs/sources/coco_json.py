@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, TypeGuard
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.errors import BadImage, DiskError, SourceError
+from beam_jobs.common.system import temporary_errors
+from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import RejectReason
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable
@@ -31,6 +32,7 @@ Id = int | str
 NAME = "file_name"
 _PROBES = 16  # images that are searched for, because any of them may be missing
 _MAX_KEYS = 20  # of a json, in a message
+_NO_FILE = "the annotations need a temporary file, which cannot be written"
 
 
 def is_id(value: Any) -> TypeGuard[Id]:
@@ -124,7 +126,7 @@ class _Values:
           DiskError: the file cannot be written.
         """
         data = marshal.dumps(value)
-        with _disk_errors():
+        with temporary_errors(_NO_FILE):
             self._file.write(data)
         self._end += len(data)
         return self._end - len(data), len(data)
@@ -135,24 +137,13 @@ class _Values:
         Raises:
           DiskError: the file cannot be written.
         """
-        with _disk_errors():
+        with temporary_errors(_NO_FILE):
             self._file.flush()
 
     def read(self, start: int, size: int) -> Any:
         """Returns the value at a place."""
         # Bytes that this process made; JSON would be parsed a second time.
         return marshal.loads(os.pread(self._file.fileno(), size, start))  # noqa: S302
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"the annotations need a temporary file, which cannot be written ({error}); make room, or name another "
-            "directory by TMPDIR"
-        ) from error
 
 
 def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Document:

@@ -196,11 +196,7 @@ def check_for_workers(found: Iterable[Container], detect_compression: Callable[[
 
 @contextlib.contextmanager
 def open_container(container: Container, compression: str) -> Iterator[OpenContainer]:
-    """Opens a container, unpacked.
-
-    Args:
-      container: the file.
-      compression: compression of the file; see `Slice.compression`.
+    """Opens a container, unpacked; for its compression see `Slice.compression`.
 
     Raises:
       SourceError: the file cannot be read or unpacked.

@@ -225,11 +225,6 @@ def _follow(url: str, options: HttpOptions, method: str, read: Callable[[Any], T
         return failed
 
 
-@functools.cache
-def _client(options: HttpOptions) -> _Client:
-    return _Client(options)
-
-
 class _Client:
     """The connections and request limits that all attempts with the same options share."""
 
@@ -277,6 +272,9 @@ class _Client:
                 return location, read(response)
             finally:
                 response.close()  # a response that was read to its end has already returned its connection
+
+
+_client = functools.cache(_Client)  # one for equal options
 
 
 class _HostLimits:

@@ -196,13 +196,22 @@ def _join(base: str, path: str) -> str:
     return path if storage.is_remote(path) else storage.join(base, path)
 
 
-def _image_feature(payload: bytes, name: str) -> bytes:
+def decode_example(payload: bytes) -> dict[str, list]:
+    """Returns feature name -> values of a record.
+
+    Raises:
+      BadImage: the record is not a `tf.train.Example`.
+    """
     from google.protobuf.message import DecodeError
 
     try:
-        values = record.decode(payload).get(name)
+        return record.decode(payload)
     except DecodeError as error:
         raise BadImage(RejectReason.BAD_MEMBER, "the record is not a tf.train.Example") from error
+
+
+def _image_feature(payload: bytes, name: str) -> bytes:
+    values = decode_example(payload).get(name)
     if not values or not isinstance(values[0], bytes):
         raise BadImage(RejectReason.BAD_MEMBER, f"the feature {name!r} of the record holds no bytes")
     return values[0]

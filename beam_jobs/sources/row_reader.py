@@ -238,16 +238,17 @@ class _Column:
         return int if self.is_int else float if self.float64 else str
 
 
-def value_kind(value: Any) -> type:
+def value_kind(value: Any, path: str = "") -> type:
     """Returns the type of a value, int, float or str; for a list, the type that holds every item.
 
     Raises:
-      SourceError: the value is not a number, a text or a list of them.
+      SourceError: the value is not a number, a text or a list of them; the message begins with the path, if given.
     """
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
-        return max((value_kind(item) for item in value), key=EXTRA_TYPES.index)
+        return max((value_kind(item, path) for item in value), key=EXTRA_TYPES.index)
     if not isinstance(value, (bool, int, float, str)):
-        raise SourceError(f"an extra column holds {value!r:.60}; only numbers, text and lists of them fit")
+        prefix = f"{path}: " if path else ""
+        raise SourceError(f"{prefix}an extra column holds {value!r:.60}; only numbers, text and lists of them fit")
     if isinstance(value, (bool, int)):
         return int if -(1 << 63) <= value < 1 << 63 else str
     return float if isinstance(value, float) else str

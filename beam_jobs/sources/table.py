@@ -124,10 +124,7 @@ class Table(ABC):
         return ""
 
     def _cell_kind(self, value: Any) -> type:
-        try:
-            return value_kind(value)
-        except SourceError as error:
-            raise SourceError(f"{self.path}: {error}") from error
+        return value_kind(value, self.path)
 
 
 class CsvTable(Table):

@@ -29,7 +29,6 @@ class TarMember:
       name: name as written; bytes that are not UTF-8 are surrogates.
       kind: type flag, such as `tarfile.REGTYPE`.
       is_sparse: whether the member is a sparse file.
-      offset: offset of its headers in the archive, in bytes.
       data: offset of its data, in bytes.
       size: size of its data, in bytes; negative in a forged header.
       end: offset of the next header, in bytes.
@@ -38,7 +37,6 @@ class TarMember:
     name: str
     kind: bytes
     is_sparse: bool
-    offset: int
     data: int
     size: int
     end: int
@@ -68,7 +66,7 @@ class TarHeaders:
         while header := self._read_block(position):
             position += tarfile.BLOCKSIZE
             if header.type not in (*_NAMES, *_ATTRIBUTES):
-                return self._make_member(header, offset, position, {**self.global_attributes, **attributes})
+                return self._make_member(header, position, {**self.global_attributes, **attributes})
             length = position + header.size - offset
             if header.size < 0 or length > MAX_BYTES:
                 raise ValueError(
@@ -96,7 +94,7 @@ class TarHeaders:
         except tarfile.HeaderError:
             return None
 
-    def _make_member(self, header: tarfile.TarInfo, offset: int, start: int, attributes: dict[str, str]) -> TarMember:
+    def _make_member(self, header: tarfile.TarInfo, start: int, attributes: dict[str, str]) -> TarMember:
         is_sparse = header.type == tarfile.GNUTYPE_SPARSE or _SPARSE in attributes
         data = self._skip_map(start) if header.type == tarfile.GNUTYPE_SPARSE else start
         size = _parse_size(attributes["size"]) if "size" in attributes else header.size
@@ -105,7 +103,6 @@ class TarHeaders:
             name=attributes.get("path", header.name),
             kind=header.type,
             is_sparse=is_sparse,
-            offset=offset,
             data=data,
             size=size,
             end=data + (_pad(size) if has_data else 0),

@@ -10,6 +10,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
 from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
-from beam_jobs.sources.image_reader import EXAMPLE, Slice
+from beam_jobs.sources.image_reader import EXAMPLE, Slice, decode_example
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.storage import decompress
 from beam_jobs.types import ExtraValue, ImageRef
@@ -229,7 +230,7 @@ def _read_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
         with _open_file(file) as handle:
             for _, payload in _payloads(file, handle):
                 with contextlib.suppress(BadImage):
-                    yield _features(payload)
+                    yield decode_example(payload)
 
 
 def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
@@ -246,7 +247,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
             )
             uri = f"{file.container.name}:{index}"
             try:
-                features = _features(payload)
+                features = decode_example(payload)
                 size = len(layout.image(features))
                 entry = rows.entry(layout.row(features, uri, file.split), uri)
             except BadImage as bad:
@@ -256,19 +257,8 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
             yield entry
 
 
-def _features(payload: bytes) -> Features:
-    from google.protobuf.message import DecodeError
-
-    try:
-        return record.decode(payload)
-    except DecodeError as error:
-        raise BadImage(RejectReason.BAD_MEMBER, "the record is not a tf.train.Example") from error
-
-
-@contextlib.contextmanager
-def _open_file(file: ExampleFile) -> Iterator[OpenContainer]:
-    with containers.open_container(file.container, _detect_compression(file.container)) as handle:
-        yield handle
+def _open_file(file: ExampleFile) -> AbstractContextManager[OpenContainer]:
+    return containers.open_container(file.container, _detect_compression(file.container))
 
 
 def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, bytes]]:
@@ -334,7 +324,7 @@ class TfrecordSource(ExampleSource):
             files = containers.find(self.path, on_hidden)
         return [ExampleFile(container=container, split=_parse_split(container.name)) for container in files]
 
-    def layout(self, observed: Mapping[str, type | None]) -> Layout:
+    def layout(self, observed: Observed) -> Layout:
         """See `ExampleSource`."""
         by_file = self.columns.split == "split" and "split" not in observed and any(f.split for f in self.files())
         return layout_of(self.path, self.columns, observed, split_of_file=by_file)

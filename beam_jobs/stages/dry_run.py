@@ -112,12 +112,7 @@ def list_source(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Li
 
 
 def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: IngestOptions) -> Sample:
-    """Reads and examines images, up to `SAMPLE_BYTES`.
-
-    Args:
-      candidates: images of the source.
-      reader: reads the images.
-      options: options of the ingest.
+    """Reads and examines images of the source, up to `SAMPLE_BYTES`.
 
     Raises:
       SourceError: no image of the sample can be used.
@@ -239,10 +234,6 @@ class Estimate:
 def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     """Estimates an ingest: reads a few images, and writes nothing.
 
-    Args:
-      options: options of the ingest.
-      engine: engine of the ingest.
-
     Raises:
       UsageError: the ingest cannot run, or its source cannot be read.
     """
@@ -336,8 +327,9 @@ def check(options: IngestOptions) -> None:
         raise OptionError(occupied_message(options.out))
     if storage.is_remote(options.out):
         _check_bucket(options.out)
-    else:
-        _check_folder(options.out)
+    elif refusal := disk.refusal(options.out):
+        advice = refusal.repair or "choose another --out"
+        raise OptionError(f"{options.out} cannot be written: {refusal.reason}; {advice}")
 
 
 def _check_bucket(out: str) -> None:
@@ -347,8 +339,3 @@ def _check_bucket(out: str) -> None:
         raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
     except OSError:  # without permission to list, writing may be permitted
         return
-
-
-def _check_folder(out: str) -> None:
-    if refusal := disk.refusal(out):
-        raise OptionError(f"{out} cannot be written: {refusal.reason}; {refusal.repair or 'choose another --out'}")

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -66,11 +65,9 @@ class SpoolWriter:
         """Returns itself; opens no file."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Completes the file, or removes it when an error ends the block."""
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
 
 DIRECTORY = "examined"  # in the work directory

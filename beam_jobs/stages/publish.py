@@ -254,13 +254,6 @@ def _write_other_rows(
 ) -> tuple[list[TablePart], Summary, Summary]:
     """Writes the rows of the old images and of the dropped ones, which no worker writes.
 
-    Args:
-      plan: the plan.
-      out: directory of the dataset.
-      scratch: directory of temporary files.
-      split: name of a split.
-      label_kind: one of `types.LABEL_KINDS`.
-
     Returns:
       the files of the rows, a summary of the old images of the split, and a summary of all others.
     """

@@ -19,7 +19,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import google_crc32c
@@ -78,9 +77,7 @@ class Attempt:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Removes the files of an attempt that is not sealed."""
         if not self._may_be_sealed:
             for name in self._names:

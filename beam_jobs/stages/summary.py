@@ -105,9 +105,6 @@ class Summary:
         """Pools the moments of each image into those of all pixels, weighted by pixels.
 
         With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
-
-        Args:
-          split: name of the split of the images.
         """
         mean = self.sums / self.pixels
         variance = np.maximum(self.squares / self.pixels - mean**2, 0)

@@ -7,8 +7,9 @@ Expected failures are written to notes, because runners replace exceptions by te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
@@ -24,6 +25,8 @@ from beam_jobs.stages import examine, resume, write
 from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, write_unread_note
 from beam_jobs.stages.scan import Bucket
 from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, write_failure_note, write_shard
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -47,13 +50,8 @@ class ExamineBuckets(beam.PTransform):
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[Examined]:
         """Builds the stage."""
-        return (
-            root
-            | "Start" >> beam.Impulse()  # bytes
-            | "ListBuckets" >> beam.FlatMap(_read_buckets, self.units)  # Bucket
-            | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without a reshuffle, fusion puts all of them on one worker
-            | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
-        )
+        buckets = _spread(root, "Buckets", _read_buckets, self.units)
+        return buckets | "Examine" >> beam.ParDo(_Examine(self.task))
 
     def tally(self) -> Tally:
         """Returns the tally of the progress of the stage, independent of the processes that do the work."""
@@ -81,13 +79,8 @@ class WriteShards(beam.PTransform):
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
         """Builds the stage."""
-        return (
-            root
-            | "Start" >> beam.Impulse()  # bytes
-            | "ListShards" >> beam.FlatMap(_read_shards, self.units)  # ShardTask
-            | "SpreadShards" >> beam.Reshuffle()  # ShardTask
-            | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
-        )
+        shards = _spread(root, "Shards", _read_shards, self.units)
+        return shards | "Write" >> beam.ParDo(_Write(self.task))  # names of the shards
 
     def tally(self) -> Tally:
         """Returns the tally of the progress of the stage, independent of the processes that do the work."""
@@ -119,13 +112,9 @@ class VerifyUnits(beam.PTransform):
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
         """Builds the stage."""
-        return (
-            root
-            | "Start" >> beam.Impulse()  # bytes
-            | "ListUnits" >> beam.FlatMap(_list_units, self.directory)  # Unit
-            | "SpreadUnits" >> beam.Reshuffle()  # Unit
-            | "Check" >> beam.ParDo(_Check(self.directory, self.work, self.digest, self.threads))  # str: name of a file
-        )
+        units = _spread(root, "Units", _list_units, self.directory)
+        check = _Check(self.directory, self.work, self.digest, self.threads)
+        return units | "Check" >> beam.ParDo(check)  # names of the files
 
     def tally(self) -> Tally:
         """Returns the tally of the progress of the stage, independent of the processes that do the work."""
@@ -151,6 +140,14 @@ def tally_left_job(work: str, stage: str, units: str) -> Tally:
     if stage == "examining":
         return _tally_buckets(work, _read_buckets(b"", units))
     return _tally_shards(work, _read_shards(b"", units))
+
+
+def _spread(
+    root: beam.Pipeline, noun: str, read: Callable[[bytes, str], Iterable[T]], place: str
+) -> beam.PCollection[T]:
+    """Lists units of work in a worker; without a reshuffle, fusion would put all of them on that worker."""
+    listed = root | "Start" >> beam.Impulse() | f"List{noun}" >> beam.FlatMap(read, place)
+    return listed | f"Spread{noun}" >> beam.Reshuffle()
 
 
 def _tally_buckets(work: str, buckets: Iterable[Bucket]) -> Tally:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
@@ -67,7 +66,7 @@ class Sink:
         """Returns itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Writes the remaining pieces, unless an error ends the block, and waits for the writing thread.
 
         Raises:

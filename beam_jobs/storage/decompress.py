@@ -32,12 +32,8 @@ XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB to unpack; the format allows
 
 _BLOCK_BYTES = 1 << 20
 _XZ_READ_BYTES = 64 << 10  # small, because each of possibly thousands of empty streams copies the rest of the block
-DAMAGED = (
-    EOFError,
-    zlib.error,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-)  # raised by reads of `open_decompressed`, besides OSError
+# Raised by reads of `open_decompressed`, besides OSError.
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 _DAMAGE_ERRORS = (*DAMAGED, OSError, ValueError)
 _XZ_TOO_LARGE = "Memory usage limit exceeded"  # message of liblzma
 

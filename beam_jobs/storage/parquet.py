@@ -15,7 +15,6 @@ import io
 import itertools
 import os
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import stack, storage
-from beam_jobs.errors import DiskError
+from beam_jobs.common.system import temporary_errors, temporary_file
 
 _PICKLED_TYPE = "arrow.py_extension_type"
 
@@ -148,18 +147,13 @@ def _decode_dictionary(column: pa.Array) -> pa.Array:
 
 
 def group_rows(stream: BinaryIO) -> list[int]:
-    """Returns the number of rows of each row group; see `batch_rows` for errors."""
+    """Returns the number of rows of each row group; see `batches` for errors."""
     metadata = pq.read_metadata(stream)
     return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
 def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
-    """Returns the number of rows of the columns that may be decoded at once, from the page headers.
-
-    Raises:
-      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
-      OSError: the file cannot be read.
-    """
+    """Returns the number of rows of the columns that may be decoded at once, from the page headers; see `batches`."""
     return _rows_at_once(_measure_columns(stream, pq.read_metadata(stream), columns))
 
 
@@ -383,20 +377,10 @@ def open_random(path: str) -> Iterator[BinaryIO]:
         if len(start) < _COPY_IN_MEMORY_BYTES:
             yield io.BytesIO(start)
             return
-        with contextlib.ExitStack() as stack:
-            with _temporary_errors(path):
-                copy = stack.enter_context(tempfile.TemporaryFile())
+        problem = f"no temporary copy of {path} can be made"
+        with temporary_file(problem) as copy:
             for block in itertools.chain([start], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
-                with _temporary_errors(path):
+                with temporary_errors(problem):
                     copy.write(block)
             copy.seek(0)
             yield copy
-
-
-@contextlib.contextmanager
-def _temporary_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "make room, or name another directory by TMPDIR"
-        raise DiskError(f"no temporary copy of {path} can be made ({error}); {remedy}") from error

@@ -6,11 +6,9 @@ Nothing is assumed of the names: folders and gaps are found alike, with a few re
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import tempfile
 import threading
 import zlib
 from collections import deque
@@ -20,13 +18,14 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import BinaryIO
 
-from beam_jobs.errors import DiskError
+from beam_jobs.common.system import temporary_errors, temporary_file
 from beam_jobs.storage.object_stores.store import ListedObject
 
 _THREADS = 8  # the pages of more of them are more than one thread of Python reads
 _PAGES_IN_MEMORY = 64  # about 30 MB; further ones wait in a temporary file
 _BASE = 97  # of names as numbers: 0 is the end of a name, then the characters from space to ~, then all others
 _WIDTH_DIGITS = 64
+_NO_FILE = "a listing needs a temporary file, which cannot be written"
 
 # Name -> pages of the objects with greater names, in their order, without an empty page.
 Pages = Callable[[str], Iterator[list[ListedObject]]]
@@ -53,7 +52,7 @@ def list_in_order(pages: Pages, threads: int = _THREADS) -> Iterator[ListedObjec
         last = page[-1].path
     wait = True
     pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline-list")
-    with _temporary_file() as file:
+    with temporary_file(_NO_FILE) as file:
         listing = _Listing(pages, last, file)
         try:
             for _ in range(threads):
@@ -65,23 +64,6 @@ def list_in_order(pages: Pages, threads: int = _THREADS) -> Iterator[ListedObjec
         finally:
             listing.stop()
             pool.shutdown(wait=wait, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _temporary_file() -> Iterator[BinaryIO]:
-    with contextlib.ExitStack() as stack:
-        with _disk_errors():
-            file = stack.enter_context(tempfile.TemporaryFile())
-        yield file
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "make room, or name another directory by TMPDIR"
-        raise DiskError(f"a listing needs a temporary file, which cannot be written ({error}); {remedy}") from error
 
 
 @dataclass(eq=False)
@@ -244,7 +226,7 @@ class _Listing:
             self._in_memory += 1
             return page
         data = zlib.compress(json.dumps(page).encode(), 1)
-        with _disk_errors():
+        with temporary_errors(_NO_FILE):
             offset = self._file.seek(0, os.SEEK_END)
             self._file.write(data)
             self._file.flush()
