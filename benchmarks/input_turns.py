@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from trainer.bench.meter import Counts, Subject
-    from trainer.options import InputOptions
 
 _BARE_IMAGES = 1000  # images in memory for the bare decode
 
@@ -109,24 +108,18 @@ def make_subject(feed: Feed, sources: Sources, batch: int) -> Subject:
     from trainer.bench.baselines import bare_decode
     from trainer.bench.meter import Subject, dataset_subject
     from trainer.input_fn import FOREVER, make_dataset
+    from trainer.options import InputOptions
 
     path, name = sources.dataset(feed.dataset), repr(feed)
     if feed.kind == "bare":
         return bare_decode(name, encoded(path))
-    options = input_options(feed, batch)
+    options = InputOptions(image_side_px=feed.side_px, batch_size=batch, train_ops=feed.ops, cache=feed.cache)
     if feed.kind == "naive":
         return dataset_subject(name, naive_dataset(path, SPLIT, options))
     dataset = make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
     if feed.kind == "ours":
         return dataset_subject(name, dataset)
     return Subject(name=name, start=lambda: run_device_ops(dataset, feed.device_ops))
-
-
-def input_options(feed: Feed, batch: int) -> InputOptions:
-    """Returns the input options of a feed."""
-    from trainer.options import InputOptions
-
-    return InputOptions(image_side_px=feed.side_px, batch_size=batch, train_ops=feed.ops, cache=feed.cache)
 
 
 def encoded(path: str) -> list[bytes]:

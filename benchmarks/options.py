@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
-from benchmarks.input import CROP, add_arguments, line, parse_effort, write
+from benchmarks.input import CROP, add_arguments, line, parse_effort, parse_sources, write
 from benchmarks.input_sources import SPLIT, Sources, make_once
 from benchmarks.input_turns import Effort, encoded, make_row
 from trainer.training.malloc import keep_buffers
@@ -321,11 +321,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     keep_buffers()
     with tempfile.TemporaryDirectory() as scratch:
-        photos = arguments.photos and arguments.photos.absolute()
         try:
-            results = measure(
-                Sources(scratch=Path(scratch), photos=photos, images=arguments.images), parse_effort(arguments)
-            )
+            results = measure(parse_sources(arguments, Path(scratch)), parse_effort(arguments))
         except ValueError as error:
             parser.error(str(error))
     if arguments.out:

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from beam_jobs import storage
@@ -124,7 +125,7 @@ class _Stages:
 
     def __init__(self, spill: str) -> None:
         self._spill = Path(spill)
-        self._start = _resident_bytes()
+        self._start = psutil.Process().memory_info().rss
         self._most = 0
 
     def run(self, stage: str, work: Callable[[], object]) -> object:
@@ -156,11 +157,6 @@ def _bytes(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # it was removed meanwhile
         return 0
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def made_facts(images: int) -> Iterator[pa.Table]:

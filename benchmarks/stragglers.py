@@ -26,21 +26,21 @@ CORES = 4
 IMAGES = (100_000, 1_000_000, 10_000_000)
 
 
-def unit_sizes(images: int, shape: float, seed: int = 0) -> np.ndarray:
+def unit_sizes(images: int, shape: float) -> np.ndarray:
     """Returns the sum of the sizes of the images of each unit, relative to the smallest image; the last is smaller."""
-    generator, per_unit = np.random.default_rng(seed), IngestOptions.bucket_images
+    generator, per_unit = np.random.default_rng(0), IngestOptions.bucket_images
     counts = [per_unit] * (images // per_unit) + [images % per_unit] * bool(images % per_unit)
     return np.array([1 + generator.pareto(shape, count).mean() for count in counts]) * counts
 
 
-def excess(sizes: np.ndarray, max_workers: int, cores: int = CORES, seed: int = 0) -> tuple[int, float]:
+def excess(sizes: np.ndarray, max_workers: int) -> tuple[int, float]:
     """Returns the workers that a job begins with, and the time of the job divided by the ideal one."""
-    pool = DataflowPool(region="", machine_type="", cores=cores, min_workers=0, max_workers=max_workers)
-    slots = pool.workers(len(sizes)) * cores
+    pool = DataflowPool(region="", machine_type="", cores=CORES, min_workers=0, max_workers=max_workers)
+    slots = pool.workers(len(sizes)) * CORES
     ends = [0.0] * slots
-    for size in np.random.default_rng(seed).permutation(sizes):
+    for size in np.random.default_rng(0).permutation(sizes):
         heapq.heapreplace(ends, ends[0] + size)
-    return slots // cores, max(ends) / (sizes.sum() / min(slots, len(sizes)))
+    return slots // CORES, max(ends) / (sizes.sum() / min(slots, len(sizes)))
 
 
 def main(arguments: list[str]) -> None:

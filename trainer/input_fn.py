@@ -144,16 +144,12 @@ def _batches(plan: InputPlan, cached: Features, begin: Index, end: Index, count:
       count: number of batches, if it is known.
     """
     options = plan.options
-    first, skipped = find_first_record(plan, begin)
-    last = end if end is ENDLESS else find_last_record(plan, end)
-    stream = make_records_dataset(plan, first, last, cached)  # in batches: one by one costs twice as much
-    if plan.vectorised:
+    if plan.vectorised:  # and each record is one image
+        stream = make_records_dataset(plan, begin, end, cached)  # in batches: one by one costs twice as much
         stream = _map(stream, partial(_prepare, plan=plan), plan)
         stream = _rebatch(stream, plan)
     else:
-        stream = stream.unbatch()  # images differ in size
-        stream = _map(stream, partial(_prepare, plan=plan), plan)  # all cores decode here
-        stream = _interleave_crops(stream, plan, skipped)
+        stream = images(plan, begin, end, cached)
         stream = batch_ragged(stream, plan.batch, plan.training)  # uint8: a quarter of the bytes of floats
     if plan.batch_ops or options.columns_form != "ragged":
         stream = _map(stream, partial(_finish, plan=plan), plan)
@@ -167,17 +163,20 @@ def _batches(plan: InputPlan, cached: Features, begin: Index, end: Index, count:
 
 
 @without_autograph
-def images(plan: InputPlan, begin: int) -> tf.data.Dataset:
-    """Returns the images of one host before they are batched, endlessly: dataset of (features, label).
+def images(plan: InputPlan, begin: Index, end: Index = ENDLESS, cached: Features | None = None) -> tf.data.Dataset:
+    """Returns the images of one host before they are batched: dataset of (features, label).
 
     Args:
       plan: plan of the pipeline.
       begin: position of the first image, in the sequence of the images of all hosts.
+      end: position after the last image in that sequence, or `ENDLESS`.
+      cached: as in `make_records_dataset`.
     """
     first, skipped = find_first_record(plan, begin)
-    prepared = make_records_dataset(plan, first).unbatch()
-    prepared = _map(prepared, partial(_prepare, plan=plan), plan)
-    return _interleave_crops(prepared, plan, skipped)
+    last = end if end is ENDLESS else find_last_record(plan, end)
+    stream = make_records_dataset(plan, first, last, cached).unbatch()  # images differ in size
+    stream = _map(stream, partial(_prepare, plan=plan), plan)  # all cores decode here
+    return _interleave_crops(stream, plan, skipped)
 
 
 @without_autograph

@@ -14,7 +14,6 @@ from benchmarks import input as input_bench
 from benchmarks.input_peers.compare import FILES_OF, ROUNDS, compare, table
 from benchmarks.input_peers.registry import PEERS
 from benchmarks.input_peers.script import TASKS
-from benchmarks.input_sources import Sources
 from benchmarks.peers.environments import DEFAULT_CACHE
 
 
@@ -22,10 +21,10 @@ def main() -> None:
     """Measures the peers and reports the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input_peers", description=__doc__)
     parser.add_argument(
-        "--only", type=_name_list("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}"
+        "--only", type=input_bench.name_list("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}"
     )
     parser.add_argument(
-        "--tasks", type=_name_list("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}"
+        "--tasks", type=input_bench.name_list("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}"
     )
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
     parser.add_argument(
@@ -47,13 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        sources = Sources(
-            scratch=Path(scratch),
-            photos=arguments.photos and arguments.photos.absolute(),
-            cifar=arguments.cifar and arguments.cifar.absolute(),
-            images=arguments.images,
-            small=arguments.small,
-        )
+        sources = input_bench.parse_sources(arguments, Path(scratch))
         try:
             files = {task: sources.files(FILES_OF[task]) for task in arguments.tasks}
         except ValueError as error:
@@ -64,16 +57,6 @@ def main() -> None:
     print(table(rows))
     if arguments.out:
         input_bench.write(arguments.out, "input_peers", rows)
-
-
-def _name_list(what: str, known: dict) -> object:
-    def names(text: str) -> tuple[str, ...]:
-        selection = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        if unknown := [name for name in selection if name not in known]:
-            raise argparse.ArgumentTypeError(f"there is no {what} {unknown[0]!r}; known are {', '.join(known)}")
-        return selection
-
-    return names
 
 
 def _python(text: str) -> tuple[str, Path]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import input_turns
 from benchmarks.input_peers.registry import FEEDLINE, NO_WHEEL, ONLY_PHOTOS, PEERS
 from benchmarks.input_peers.script import BATCH, TASKS
 from benchmarks.peers.compare import Runner
@@ -79,10 +79,7 @@ def make_row(peer: Peer, runner: Runner, ours: Runner) -> Row:
         return {"skipped": f"Feedline itself failed: {ours.reason}"}
     if runner.reason:
         return {"skipped": runner.reason}
-    rates, base_rates = _rates(ours), _rates(runner)
-    rate, base = statistics.median(rates), statistics.median(base_rates)
-    row = {"rate": rate, "base": base, "ratio": rate / base, "base_is": peer.base_is, "version": runner.version}
-    return row | {"rounds": {"rate": rates, "base": base_rates}}
+    return input_turns.make_row(peer.base_is, _rates(ours), _rates(runner)) | {"version": runner.version}
 
 
 def table(rows: Mapping[str, Row]) -> str:
@@ -104,22 +101,20 @@ def _pythons(
     available: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for name in names:
-        python = pythons.get(name) or _python(name, cache)
-        if isinstance(python, Skipped):
-            missing[name] = str(python)
-            say(f"{name} skipped: {python}")
-        else:
-            available[name] = python
+        try:
+            python = pythons.get(name) or _python(name, cache)
+        except Skipped as skipped:
+            missing[name] = str(skipped)
+            say(f"{name} skipped: {skipped}")
+            continue
+        available[name] = python
     return available, missing
 
 
-def _python(name: str, cache: Path) -> Path | Skipped:
+def _python(name: str, cache: Path) -> Path:
     if name in NO_WHEEL:
-        return Skipped(f"it has no wheel; build it as README.md says and name its Python: --python {name}=PATH")
-    try:
-        return python_for(f"input-{name}", PEERS[name], cache)
-    except Skipped as skipped:
-        return skipped
+        raise Skipped(f"it has no wheel; build it as README.md says and name its Python: --python {name}=PATH")
+    return python_for(f"input-{name}", PEERS[name], cache)
 
 
 def _runner(name: str, peer: Peer, python: Path, task: str, scratch: Path) -> Runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.registry import Peer
@@ -16,24 +17,15 @@ def _separate(name: str, base_is: str) -> Peer:
     )
 
 
+_TFDS = partial(Peer, module="benchmarks.input_peers.peer_tfds", distribution="tensorflow-datasets")
 PEERS: dict[str, Peer] = {
     "torch": _separate("torch", "torch DataLoader, Pillow, workers = cores"),
     "dali": _separate("dali", "NVIDIA DALI on the CPU, threads = cores"),
     "grain": _separate("grain", "Grain over ArrayRecord, Pillow, workers = cores"),
     "webdataset": _separate("webdataset", "WebDataset, Pillow, workers = cores"),
     "ffcv": _separate("ffcv", "FFCV, JPEG quality 90 of its own, threads = cores"),
-    "tfds": Peer(
-        module="benchmarks.input_peers.peer_tfds",
-        base_is="TFDS, whole decode, AUTOTUNE",
-        kind="plain",
-        distribution="tensorflow-datasets",
-    ),
-    "tfds-skip": Peer(
-        module="benchmarks.input_peers.peer_tfds",
-        base_is="TFDS, SkipDecoding and decode_and_crop_jpeg, AUTOTUNE",
-        kind="skip",
-        distribution="tensorflow-datasets",
-    ),
+    "tfds": _TFDS(kind="plain", base_is="TFDS, whole decode, AUTOTUNE"),
+    "tfds-skip": _TFDS(kind="skip", base_is="TFDS, SkipDecoding and decode_and_crop_jpeg, AUTOTUNE"),
 }
 FEEDLINE = "benchmarks.input_peers.peer_feedline"
 ONLY_PHOTOS = ("tfds-skip",)  # only JPEG supports partial decoding

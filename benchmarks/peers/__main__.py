@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.input import name_list
 from benchmarks.peers.compare import ROUNDS, check_source, compare, table
 from benchmarks.peers.environments import DEFAULT_CACHE
 from benchmarks.peers.registry import PEERS
@@ -22,7 +23,9 @@ def main() -> None:
     parser.add_argument(
         "--counts", type=_counts, default=(500, 2000), help="two sizes; the smaller should take seconds"
     )
-    parser.add_argument("--only", type=_names, default=tuple(PEERS), help=f"some of {','.join(PEERS)}")
+    parser.add_argument(
+        "--only", type=name_list("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}"
+    )
     parser.add_argument("--rounds", type=_rounds, default=ROUNDS, help="runs of each at each size; the median counts")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="directory of the environments")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
@@ -44,13 +47,6 @@ def _counts(text: str) -> tuple[int, int]:
     if not (small.isdigit() and large.isdigit() and 0 < int(small) < int(large)):
         raise argparse.ArgumentTypeError(f"counts is {text!r}; write two whole numbers, the smaller first: 500,2000")
     return int(small), int(large)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in PEERS]:
-        raise argparse.ArgumentTypeError(f"there is no peer {unknown[0]!r}; known are {', '.join(PEERS)}")
-    return names
 
 
 def _rounds(text: str) -> int:

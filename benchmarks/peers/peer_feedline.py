@@ -7,11 +7,10 @@ urls         as copy-basic, from a table of URLs of the server that img2dataset 
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from pathlib import Path
 
-from benchmarks.peers.script import Job, Script, Work, link_first, url_rows
+from benchmarks.peers.script import Job, Script, Work, link_first, write_url_table
 
 _WARM_UP_IMAGES = 64
 _CONCURRENT_REQUESTS = 32  # as in a process of img2dataset
@@ -25,7 +24,7 @@ def prepare(job: Job) -> Work:
     _start_decoders(job)
     is_served = job.kind == "urls"
     options = IngestOptions(
-        source=str(_write_table(job) if is_served else job.source),
+        source=str(write_url_table(job, "image") if is_served else job.source),
         out=str(job.out),
         facts="all" if job.kind == "copy-all" else "basic",
         http=HttpOptions(allow_private=True, per_host=_CONCURRENT_REQUESTS),
@@ -46,15 +45,6 @@ def _start_decoders(job: Job) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         few = link_first(job.source, _WARM_UP_IMAGES, Path(scratch) / "few")
         ingest.run(IngestOptions(source=str(few), out=f"{scratch}/out", splits={"all": 1}))
-
-
-def _write_table(job: Job) -> Path:
-    path = job.out.parent / "urls.csv"
-    with open(path, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(("image", "label", "filename"))
-        writer.writerows(url_rows(job))
-    return path
 
 
 SCRIPT = Script(

@@ -9,12 +9,11 @@ start, longer than their work here and in varying time.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
 
-from benchmarks.peers.script import Job, Script, Work, url_rows
+from benchmarks.peers.script import Job, Script, Work, write_url_table
 
 _THREADS = 32
 _SHARDS_PER_PROCESS = 2
@@ -27,12 +26,7 @@ def prepare(job: Job) -> Work:
     os.environ.update(_OFFLINE)  # before the import, and for its child processes
     import img2dataset
 
-    table = job.out.parent / "urls.csv"
-    with open(table, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(("url", "label", "filename"))
-        rows = list(url_rows(job))
-        writer.writerows(rows)
+    table, images = write_url_table(job, "url"), len(job.files())
     processes = os.cpu_count() or 1
 
     def work() -> int:
@@ -48,7 +42,7 @@ def prepare(job: Job) -> Work:
             extract_exif=False,
             processes_count=processes,
             thread_count=_THREADS,
-            number_sample_per_shard=min(_MAX_IMAGES_PER_SHARD, math.ceil(len(rows) / processes / _SHARDS_PER_PROCESS)),
+            number_sample_per_shard=min(_MAX_IMAGES_PER_SHARD, math.ceil(images / processes / _SHARDS_PER_PROCESS)),
         )
         return sum(shard["successes"] for shard in _shards(job))
 

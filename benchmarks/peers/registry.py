@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -29,31 +30,13 @@ class Peer:
     distribution: str = ""
 
 
+_TFX = partial(Peer, module="benchmarks.peers.peer_tfx", distribution="tfx")
+_TFDS = partial(Peer, module="benchmarks.peers.peer_tfds", distribution="tensorflow-datasets")
 PEERS: dict[str, Peer] = {
-    "tfx": Peer(
-        module="benchmarks.peers.peer_tfx",
-        base_is="TFX WriteSplit in memory, no decode check",
-        kind="plain",
-        distribution="tfx",
-    ),
-    "tfx-checked": Peer(
-        module="benchmarks.peers.peer_tfx",
-        base_is="TFX WriteSplit in memory, the same decode check",
-        kind="checked",
-        distribution="tfx",
-    ),
-    "tfds": Peer(
-        module="benchmarks.peers.peer_tfds",
-        base_is="TFDS builder, no decode check",
-        kind="plain",
-        distribution="tensorflow-datasets",
-    ),
-    "tfds-checked": Peer(
-        module="benchmarks.peers.peer_tfds",
-        base_is="TFDS builder, the same decode check",
-        kind="checked",
-        distribution="tensorflow-datasets",
-    ),
+    "tfx": _TFX(kind="plain", base_is="TFX WriteSplit in memory, no decode check"),
+    "tfx-checked": _TFX(kind="checked", base_is="TFX WriteSplit in memory, the same decode check"),
+    "tfds": _TFDS(kind="plain", base_is="TFDS builder, no decode check"),
+    "tfds-checked": _TFDS(kind="checked", base_is="TFDS builder, the same decode check"),
     "img2dataset": Peer(
         module="benchmarks.peers.peer_img2dataset",
         base_is="img2dataset from the same local server, decode check with OpenCV",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -64,15 +65,15 @@ class Script:
 
     def main(self) -> None:
         """Runs once with the arguments of the command line, and prints one line of JSON."""
-        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.peers.{self._module}", description=self.note)
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.peers.peer_{self.peer}", description=self.note)
         parser.add_argument("--source", type=Path, required=True, help="class folders of images")
         parser.add_argument("--out", type=Path, required=True, help="new or empty directory")
         parser.add_argument("--count", type=int, default=0, help="how many images to take; 0 takes all")
         parser.add_argument("--kind", choices=self.kinds or ("",), default=self.kinds[0] if self.kinds else "")
         arguments = parser.parse_args()
         images, seconds = self.run(arguments.source, arguments.out, arguments.count, arguments.kind)
-        version = metadata.version(self.distribution)
-        print(json.dumps(make_result(self.peer, arguments.kind, images, seconds, version, self.note)), flush=True)
+        result = {"peer": f"{self.peer} {arguments.kind}".strip(), "images": images, "seconds": seconds}
+        print(json.dumps(result | {"version": metadata.version(self.distribution), "note": self.note}), flush=True)
 
     def run(self, source: Path, out: Path, count: int, kind: str) -> tuple[int, float]:
         """Returns the number of images written and the seconds it took."""
@@ -89,16 +90,6 @@ class Script:
             images = work()
             seconds = time.perf_counter() - started
         return images, self.own_seconds(job) if self.own_seconds else seconds
-
-    @property
-    def _module(self) -> str:
-        return f"peer_{self.peer}"
-
-
-def make_result(peer: str, kind: str, images: int, seconds: float, version: str, note: str) -> dict[str, object]:
-    """Returns the result of a script as a mapping."""
-    name = f"{peer} {kind}".strip()
-    return {"peer": name, "images": images, "seconds": seconds, "version": version, "note": note}
 
 
 def list_images(source: Path) -> list[Path]:
@@ -128,11 +119,16 @@ def class_indices(files: Sequence[Path]) -> dict[str, int]:
     return {name: index for index, name in enumerate(sorted({path.parent.name for path in files}))}
 
 
-def url_rows(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yields URL, class name and relative path of every image of a served source."""
-    for path in job.files():
-        name = path.relative_to(job.source).as_posix()
-        yield serve.file_url(job.url, name), path.parent.name, name
+def write_url_table(job: Job, url_column: str) -> Path:
+    """Writes a CSV table of a served source beside the result: URL, class name and relative path of every image."""
+    table = job.out.parent / "urls.csv"
+    with open(table, "w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow((url_column, "label", "filename"))
+        for path in job.files():
+            name = path.relative_to(job.source).as_posix()
+            writer.writerow((serve.file_url(job.url, name), path.parent.name, name))
+    return table
 
 
 def _link(path: Path, target: Path) -> None:

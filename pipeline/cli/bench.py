@@ -13,7 +13,7 @@ import click
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, FILE, SPLIT, Group
-from pipeline.cli.common import config_option, json_option, print_json, say
+from pipeline.cli.common import config_option, input_section, json_option, print_json, say
 from pipeline.cli.completion import OP_CHAIN
 
 if TYPE_CHECKING:
@@ -94,12 +94,9 @@ def bench_input(dataset: str, **values: Any) -> None:
 
 def _options(values: Mapping[str, Any]) -> InputOptions:
     """Returns the section `input` of a settings file, with the options of the command line."""
-    from beam_jobs.common.settings import from_mapping
-    from pipeline import config
     from trainer.options import InputOptions
 
-    path = values["config_path"]
-    options = from_mapping(InputOptions, (config.load(path).get("input") if path else None) or {}, "input")
+    options = input_section(values["config_path"]) if values["config_path"] else InputOptions()
     names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
     changes = {field: values[name] for name, field in names.items() if values[name] is not None}
     return dataclasses.replace(options, **changes)

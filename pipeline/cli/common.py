@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,6 +22,9 @@ from beam_jobs.common.strings import clock_time
 from beam_jobs.common.system import Progress, rate_and_left, repeat
 from pipeline.cli.click_groups import FILE
 from pipeline.cli.completion import ASSIGNMENT
+
+if TYPE_CHECKING:
+    from trainer.options import InputOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,9 +82,13 @@ def program() -> str:
     return "feedline" if shutil.which("feedline") else sys.argv[0]
 
 
-def terminal_columns(default: int = 80) -> int:
-    """Returns the width of the terminal in characters; `default` when it is unknown, which some terminals give as 0."""
-    return shutil.get_terminal_size((default, 24)).columns or default
+def input_section(path: str) -> InputOptions:
+    """Returns the checked section `input` of a settings file."""
+    from beam_jobs.common.settings import from_mapping
+    from pipeline import config
+    from trainer.options import InputOptions
+
+    return from_mapping(InputOptions, config.load(path).get("input") or {}, "input")
 
 
 def print_json(values: Mapping[str, Any]) -> None:

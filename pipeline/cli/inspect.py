@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from beam_jobs.common import strings
 from beam_jobs.errors import BadImage, OptionError, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, PATH, Command
-from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
+from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.runs.dataset_lines import aligned
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _width() -> int:
-    return terminal_columns(_WIDTH) if sys.stdout.isatty() else _WIDTH
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0  # some terminals give 0
+    return columns or _WIDTH
 
 
 # --- as pictures

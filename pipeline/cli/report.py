@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import asdict
 
 import click
 
@@ -11,7 +11,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.storage import disk
 from pipeline.cli.click_groups import DIR, FILE, Command
-from pipeline.cli.common import config_option, echo, json_option, print_json, watch_progress
+from pipeline.cli.common import config_option, echo, input_section, json_option, print_json, watch_progress
 
 
 @click.command("report", cls=Command)
@@ -39,7 +39,7 @@ def command(
       feedline report dataset --images photos --model work/serving
       feedline report dataset --all pages
     """
-    options = _input_options(config_path) if config_path else None
+    options = asdict(input_section(config_path)) if config_path else None
     if source and not os.path.isdir(source):
         raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
     disk.check_file("--out", out)
@@ -72,14 +72,3 @@ def _check_folder(folder: str) -> None:
         staging.check(folder)
     except OptionError as error:
         raise OptionError(str(error).replace("out is", "--all is", 1)) from error
-
-
-def _input_options(path: str) -> dict[str, Any]:
-    """Returns the checked section `input` of a settings file."""
-    from dataclasses import asdict
-
-    from beam_jobs.common.settings import from_mapping
-    from pipeline import config
-    from trainer.options import InputOptions
-
-    return asdict(from_mapping(InputOptions, config.load(path).get("input") or {}, "input"))

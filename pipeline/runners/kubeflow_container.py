@@ -59,7 +59,3 @@ def add_types(arguments: Sequence[str]) -> list[str]:
         for artifact in artifacts["artifacts"]:
             artifact["type"] = declared[name]["artifactType"]
     return [*arguments[:index], json.dumps(executor_input), *arguments[index + 1 :]]
-
-
-if __name__ == "__main__":
-    main()

@@ -161,19 +161,18 @@ def trace(store: MetadataStore, model: int, locate: Locate = recorded_path, run:
     )
 
 
-def run_details(store: MetadataStore, pipeline: str = "", locate: Locate = recorded_path) -> RunDetails:
+def run_details(store: MetadataStore, pipeline: str = "") -> RunDetails:
     """Returns the details of the newest run for the report, without paths; of an unfinished run, its finished steps.
 
     Args:
       store: open database.
       pipeline: name of the pipeline; empty selects all.
-      locate: see `trace`.
     """
     steps = history.newest_run(store, pipeline).values()
     executions = history.newest_executions(store, pipeline)
     subject = _select_subject(store, executions)
     run = Graph(store).run_name(executions[-1].id) if executions else ""
-    lineage = trace(store, subject, locate, run) if subject is not None else None
+    lineage = trace(store, subject, run=run) if subject is not None else None
     return RunDetails(
         steps=tuple(
             StepDetail(component=step.component, state=step.state, seconds=step.seconds)

@@ -29,6 +29,7 @@ from pipeline.config import PipelineConfig
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 from pipeline.runs.history import Step
 from pipeline.runs.lineage import run_details
+from pipeline.runs.lineage_find import SERVING_DIR
 from pipeline.runs.unchanged import Answer
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
@@ -106,7 +107,7 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
     evaluator = steps["Evaluator"].outputs
-    diverged = os.path.join(steps["Trainer"].outputs["model"], "Format-Serving", DIVERGED_NAME)
+    diverged = os.path.join(steps["Trainer"].outputs["model"], SERVING_DIR, DIVERGED_NAME)
     refused = (storage.read_bytes(diverged).decode(),) if os.path.exists(diverged) else ()
     blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED")) and not refused
     schema_step = steps.get("InferredSchema") or steps["ReviewedSchema"]
@@ -208,9 +209,6 @@ def _largest_class(summary: RunSummary) -> str:
     return "" if share is None else f"; always the largest class gives {share:.4f}"
 
 
-_SERVING = "Format-Serving"
-
-
 def write_report(
     config: PipelineConfig,
     store: MetadataStore,
@@ -244,7 +242,7 @@ def write_report(
         dataset,
         load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
         verdict=verdict,
-        model=os.path.join(model, _SERVING) if model else "",
+        model=os.path.join(model, SERVING_DIR) if model else "",
         input_options=asdict(config.input),
         run=replace(run_details(store, config.name), training=training),
         source=source,

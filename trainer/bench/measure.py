@@ -18,7 +18,7 @@ import tensorflow as tf
 from beam_jobs.common import system
 from beam_jobs.common.system import free_bytes
 from beam_jobs.storage import is_remote
-from trainer.bench import baselines, meter, stages
+from trainer.bench import baselines, bottleneck, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
 from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, STEP, TRANSFER, Ablated, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Counts, Subject, dataset_subject
@@ -337,11 +337,11 @@ def _limit(source: Source, pool: stages.Pool) -> Subject:
 def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
     image_ops = op_names(source.plan.image_ops)
     batch_ops = op_names(source.plan.all_ops)[len(image_ops) :]
-    kinds = {stages.READ: stages.READ, stages.PARSE: stages.PARSE, stages.CALL: CALL}
+    kinds = {kind: kind for kind in (bottleneck.READ, bottleneck.PARSE, CALL)}
     kinds |= {name: AUGMENT if index else DECODE for index, name in enumerate(image_ops)}
-    kinds |= {stages.BATCH: stages.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}
+    kinds |= {bottleneck.BATCH: bottleneck.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}
     kinds |= {TRANSFER: TRANSFER, STEP: STEP}
-    call = costs.get(stages.CALL)
+    call = costs.get(CALL)
     return tuple(
         Stage(
             name=model if kind == STEP else name,
@@ -366,7 +366,7 @@ def _prepare(costs: dict[str, Cost]) -> Cost:
 
 
 def _cumulative_rate(name: str, costs: dict[str, Cost]) -> float | None:
-    cost = costs.get(name if name == stages.READ else f"up to {name}")
+    cost = costs.get(name if name == bottleneck.READ else f"up to {name}")
     return cost.rate if cost else None
 
 

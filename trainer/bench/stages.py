@@ -14,6 +14,7 @@ from functools import partial
 import tensorflow as tf
 
 from beam_jobs.dataset import record
+from trainer.bench.bottleneck import BATCH, CALL, PARSE, READ
 from trainer.bench.meter import Subject, dataset_subject
 from trainer.input import windowed_reader
 from trainer.input.parse import IMAGE_SEED, Features, parse
@@ -105,7 +106,7 @@ def first_mixing_op(ops: Sequence[Op]) -> int:
     return next((index for index, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
 
 
-READ, PARSE, CALL, BATCH, IMAGE_OPS, BATCH_OPS = "read", "parse", "call", "batch", "ops of images", "ops of batches"
+IMAGE_OPS, BATCH_OPS = "ops of images", "ops of batches"
 _POOL_BYTES = 64e6  # of records or pixels as input of a stage: larger than the caches of the processor
 _MIN_POOL_IMAGES, _MAX_POOL_IMAGES = 16, 512
 _COUNT_BATCH = 64  # images per Python step: a step per image would take longer than the stage

@@ -153,8 +153,4 @@ def _choose_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tenso
 
 def _make_relabel(plan: InputPlan, labels: tuple[str, ...]) -> Callable[..., Batch]:
     indices = tf.constant([labels.index(name) for name in plan.dataset.labels], tf.int64)
-
-    def relabel(features: dict[str, tf.Tensor], label: tf.Tensor) -> Batch:
-        return features, tf.gather(indices, label)
-
-    return relabel
+    return lambda features, label: (features, tf.gather(indices, label))

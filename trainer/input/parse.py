@@ -29,19 +29,6 @@ Features: TypeAlias = dict[str, tf.Tensor]
 _DTYPES = {int: tf.int64, float: tf.float32, str: tf.string}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """Type of the cells of one user column.
-
-    Attributes:
-      kind: int, float or str.
-      scalar: whether every record has exactly one value; otherwise a cell holds any number of them.
-    """
-
-    kind: type
-    scalar: bool
-
-
 def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[str, Any]:
     """Returns the argument of `tf.io.parse_example` for the user columns and targets of the options.
 
@@ -57,12 +44,9 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
       OptionError: the dataset has no such column, no boxes or no masks, or a column holds different types.
       CorruptDataset: the image table cannot be read.
     """
-    spec: dict[str, Any] = {}
     for name in options.columns:
         check_column(name, dataset.options["columns"]["extra"], "columns")
-    for name, column in (_infer_columns(dataset, path, options.columns) if options.columns else {}).items():
-        dtype = _DTYPES[column.kind]
-        spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if column.scalar else _ragged(dtype)
+    spec = _infer_columns(dataset, path, options.columns) if options.columns else {}
     for target in options.targets:
         _check_target(dataset, path, target)
         if target == BOXES:
@@ -131,16 +115,20 @@ def _ragged(dtype: tf.DType) -> tf.io.RaggedFeature:
     return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` makes them
 
 
-def _infer_columns(dataset: Manifest, path: str, names: tuple[str, ...]) -> dict[str, Column]:
+def _infer_columns(dataset: Manifest, path: str, names: tuple[str, ...]) -> dict[str, Any]:
     kinds: dict[str, set[type]] = {name: set() for name in names}
-    scalar = dict.fromkeys(names, True)
+    scalar = dict.fromkeys(names, True)  # whether every record has exactly one value
     for cells in _read_cells(dataset, path, "extra"):
         for name in names:
             value = cells.get(name)
             scalar[name] &= value is not None and not isinstance(value, list)
             if value is not None:
                 kinds[name].add(_detect_kind(value))
-    return {name: Column(kind=_require_one_kind(name, kinds[name]), scalar=scalar[name]) for name in names}
+    spec: dict[str, Any] = {}
+    for name in names:
+        dtype = _DTYPES[_require_one_kind(name, kinds[name])]
+        spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if scalar[name] else _ragged(dtype)
+    return spec
 
 
 def _detect_kind(value: Any) -> type:

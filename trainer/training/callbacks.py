@@ -255,18 +255,6 @@ class FiniteLoss(keras.callbacks.Callback):
             )
 
 
-class History(keras.callbacks.Callback):
-    """Adds the figures of each epoch to the progress; it must come after the callbacks that change them."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """See Keras."""
-        self._progress.add_epoch(logs or {})
-
-
 class Profile(keras.callbacks.Callback):
     """Profiles a window of steps for TensorBoard.
 

@@ -25,7 +25,7 @@ from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
 from trainer.training import transfer
-from trainer.training.callbacks import AverageWeights, BestEpoch, Clock, FiniteLoss, History, Profile, WaitMeter, say
+from trainer.training.callbacks import AverageWeights, BestEpoch, Clock, FiniteLoss, Profile, WaitMeter, say
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
 from trainer.training.optimizers import exported_weights, make_optimizer
@@ -340,7 +340,7 @@ class _Training:
             callbacks.append(AverageWeights())
         if options.keep == "best" or options.patience:
             callbacks.append(self._best_epoch)
-        callbacks.append(History(progress))
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: progress.add_epoch(logs or {})))
         if task.log_dir and task.writes:
             callbacks.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
             if options.profile_window:
