@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,35 @@ def _dataset(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset(_dataset: Path, tmp_path: Path) -> Path:
     """A published dataset of `photos`: splits train and eval, two shards each. A copy of one's own."""
     return Path(shutil.copytree(_dataset, tmp_path / "dataset"))
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that succeeds, and returns its output."""
+    from pipeline.cli import execute
+
+    def run(*arguments: object) -> str:
+        code = execute([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that fails with a code, and returns the one line that it says."""
+    from pipeline.cli import execute
+
+    def run(*arguments: object, code: int = 2) -> str:
+        capsys.readouterr()
+        ended = execute([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert (ended, out, err.count("\n")) == (code, "", 1), err
+        return err.removesuffix("\n")
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,11 @@ def png(seed: int = 0, height: int = 60, width: int = 80) -> bytes:
     return encode(crop(seed, height, width), "PNG")
 
 
+def grey_image(level: int, kind: str = "PNG") -> bytes:
+    """Returns an image of one grey, 12 x 12 pixels."""
+    return encode(np.full((12, 12, 3), level, np.uint8), kind)
+
+
 def rotated_jpeg(orientation: int, seed: int = 0) -> bytes:
     """Returns a JPEG with an EXIF orientation."""
     exif = Image.Exif()

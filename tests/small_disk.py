@@ -19,6 +19,8 @@ def small_disk(place: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["mount", *again, "feedline-test", place], check=True)
         return place
 
-    yield make
-    if os.path.ismount(place):
-        subprocess.run(["umount", "--lazy", place], check=True)
+    try:
+        yield make
+    finally:
+        if os.path.ismount(place):
+            subprocess.run(["umount", "--lazy", place], check=True)

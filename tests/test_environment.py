@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import executable
 from tests.engines.clean_venv import uv_program
 
 ROOT = Path(__file__).parent.parent
@@ -47,15 +48,15 @@ class Checkout:
         for name in ("setup.py", "Makefile"):
             shutil.copy(ROOT / name, self.place)
         self.uv = self.place / ".tools" / "bin" / "uv"
-        program(self.uv, UV.format(log=self.log, broken=self.broken_index))
-        program(self.bin / "c++", "#!/bin/sh\n")
+        executable(self.uv, UV.format(log=self.log, broken=self.broken_index))
+        executable(self.bin / "c++", "#!/bin/sh\n")
         self.environment = {"PATH": str(self.bin), "PYENV_ROOT": str(self.pyenv), "HOME": str(place)}
 
     def python(self, version: str, name: str = "", *, headers: bool = True, folder: Path | None = None) -> Path:
         minor = ".".join(version.split(".")[:2])
         path = (folder or self.bin) / (name or f"python{minor}")
         answer = json.dumps([str(path), "CPython", version, headers])
-        return program(path, f"#!/bin/sh\necho '{answer}'\n")
+        return executable(path, f"#!/bin/sh\necho '{answer}'\n")
 
     def setup(self, *arguments: str, glibc: str = "2.41") -> subprocess.CompletedProcess[str]:
         script = self.place / "constraints" / "environment.py"
@@ -74,13 +75,6 @@ class Checkout:
 
     def tree(self) -> dict[str, str]:
         return {str(path): os.readlink(path) if path.is_symlink() else "" for path in sorted(self.venv.rglob("*"))}
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture
@@ -125,7 +119,7 @@ def test_a_python_with_its_headers_comes_before_a_newer_one_without(checkout):
 
 
 def test_a_python_is_found_behind_a_shim_that_does_not_start_under_another_name_and_in_pyenv(checkout, tmp_path):
-    program(checkout.bin / "python3.13", "#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
+    executable(checkout.bin / "python3.13", "#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
     behind = tmp_path / "behind"
     checkout.environment["PATH"] += f":{behind}"
     checkout.python("3.11.7", folder=checkout.pyenv / "versions" / "3.11.7" / "bin")
@@ -167,7 +161,7 @@ def test_stack_and_python_override_the_choice(checkout):
 def test_an_impossible_pair_is_one_line_and_installs_nothing(checkout, glibc, arguments, line):
     for version in ("3.10.13", "3.12.3", "3.14.0"):
         checkout.python(version)
-    program(checkout.bin / "shim", "#!/bin/sh\necho 'pyenv: shim: command not found' >&2\nexit 127\n")
+    executable(checkout.bin / "shim", "#!/bin/sh\necho 'pyenv: shim: command not found' >&2\nexit 127\n")
     assert re.search(line, refused(checkout.setup(*arguments.split(), glibc=glibc)))
     assert checkout.calls() == []
     assert not checkout.venv.exists()
@@ -273,7 +267,7 @@ def test_a_stale_environment_is_one_line_and_stays_as_it_is(checkout, make_venv,
 
 
 def test_make_does_nothing_the_second_time_and_notices_a_choice_and_a_python_that_is_gone(checkout):
-    program(checkout.bin / "python3", f'#!/bin/sh\nexec {sys.executable} "$@" --glibc 2.41\n')
+    executable(checkout.bin / "python3", f'#!/bin/sh\nexec {sys.executable} "$@" --glibc 2.41\n')
     python = checkout.python("3.13.99")
     make = shutil.which("make")
     checkout.environment["PATH"] += ":/usr/bin:/bin"
@@ -292,7 +286,7 @@ def test_make_does_nothing_the_second_time_and_notices_a_choice_and_a_python_tha
 def test_make_says_that_there_is_no_python_at_all(checkout):
     for name in ("sh", "grep"):
         (checkout.bin / name).symlink_to(f"/bin/{name}")
-    program(checkout.bin / "python3", "#!/bin/sh\nexit 1\n")  # as a Python before 3.8 answers
+    executable(checkout.bin / "python3", "#!/bin/sh\nexit 1\n")  # as a Python before 3.8 answers
     line, of_make = checkout.run(shutil.which("make"), "setup").stderr.splitlines()
     assert line == (
         "setup: error: there is no Python 3.8 or later in PATH to make the environment with: apt-get install python3"
@@ -317,7 +311,7 @@ def test_a_python_without_ensurepip_makes_no_tools(checkout):
 
 def test_an_old_uv_is_replaced_and_an_index_that_has_none_is_one_line(checkout):
     checkout.python("3.12.3")
-    program(checkout.uv, "#!/bin/sh\necho uv 0.1.0\n")
+    executable(checkout.uv, "#!/bin/sh\necho uv 0.1.0\n")
     checkout.environment["PIP_NO_INDEX"] = "1"
     line = refused(checkout.setup())
     assert line.startswith("uv 0.9.30 cannot be installed (ERROR: No matching distribution found for uv==0.9.30); ")
@@ -330,7 +324,7 @@ def with_real_uv(checkout: Checkout, downloads: dict) -> None:
     listed.write_text(json.dumps(downloads))
     checkout.environment["UV_PYTHON_DOWNLOADS_JSON_URL"] = str(listed)
     checkout.environment["UV_PYTHON_INSTALL_DIR"] = str(checkout.place / "pythons")
-    program(checkout.uv, f'#!/bin/sh\n[ "$1" = pip ] || exec {uv_program()} "$@"\n')
+    executable(checkout.uv, f'#!/bin/sh\n[ "$1" = pip ] || exec {uv_program()} "$@"\n')
 
 
 def test_where_no_python_can_be_fetched_one_line_says_so(checkout):

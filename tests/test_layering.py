@@ -6,13 +6,12 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.command import python
 from tests.house import MODULES, ROOT, imported_modules, parsed
 from tests.make_images import class_folders
 
@@ -111,10 +110,6 @@ def foreign_names(name: str) -> Iterator[str]:
             yield f"{name} line {node.lineno}: {ast.unparse(node)}"
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
-
-
 def sources() -> Iterator[tuple[str, Path]]:
     """Yields the package and the path of every module."""
     for package in ALLOWED:
@@ -146,7 +141,7 @@ def test_nothing_private_of_another_library_is_used():
 def test_the_disk_contract_imports_without_beam_tensorflow_and_tfx():
     code = "import sys\n" + "".join(f"import beam_jobs.{name}\n" for name in WITHOUT_BEAM)
     code += "print([n for n in ('apache_beam', 'tensorflow', 'tfx') if n in sys.modules])"
-    result = run_python(code)
+    result = python(code, cwd=ROOT)
     assert result.stdout.strip() == "[]", result.stderr
 
 
@@ -154,14 +149,14 @@ def test_ingest_and_input_pipeline_import_without_tfx():
     imports = (
         "import beam_jobs.ingest, beam_jobs.dataset.verify, trainer.input_fn, trainer.serving.predict\nprint('ok')"
     )
-    result = run_python(WITHOUT_TFX + imports)
+    result = python(WITHOUT_TFX + imports, cwd=ROOT)
     assert result.stdout.strip() == "ok", result.stderr
 
 
 def test_a_command_that_needs_tfx_says_so_in_one_line(tmp_path):
     class_folders(tmp_path / "photos", per_class=1)
     code = f"import os\nos.chdir({str(tmp_path)!r})\nfrom pipeline import cli\n"
-    result = run_python(f"{WITHOUT_TFX}{code}sys.exit(cli.execute('run --images photos --root work'.split()))")
+    result = python(f"{WITHOUT_TFX}{code}sys.exit(cli.execute('run --images photos --root work'.split()))", cwd=ROOT)
     assert result.returncode == 2
     line = result.stderr.splitlines()[-1]
     assert re.fullmatch(r"feedline: error: this needs TFX, and there is no module '\w+' here; .* '\.\[tfx\]'", line)
@@ -182,7 +177,7 @@ def test_no_module_reads_the_environment_when_it_is_imported():
 def test_the_distribution_holds_the_four_packages_and_no_tests():
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     include = ast.literal_eval(re.search(r"include=(\[.*?\])", setup)[1])
-    listed = run_python(f"from setuptools import find_packages; print(find_packages(include={include!r}))")
+    listed = python(f"from setuptools import find_packages; print(find_packages(include={include!r}))", cwd=ROOT)
     found = {name.partition(".")[0] for name in ast.literal_eval(listed.stdout.strip())}
     assert found == set(ALLOWED)
     folders = {path.parent for _, path in sources()}

@@ -33,6 +33,7 @@ from pipeline.runs.history import newest_run, open_store
 from pipeline.runs.lineage import trace
 from pipeline.runs.lineage_find import find
 from pipeline.runs.root import exclusive_run
+from tests.command import python
 from tests.make_images import class_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
@@ -302,9 +303,7 @@ def test_the_record_of_a_run_says_what_all_components_would(workplace, undisturb
     arguments = ["run", "--config", str(workplace / "recorded.yaml"), "--json"]
     answers = []
     for more in ([], [], ["--no-fast"]):  # the first one makes the record
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program, *arguments, *more], cwd=ROOT, capture_output=True, text=True
-        )
+        done = python(program, *arguments, *more, cwd=ROOT)
         answer, loaded = done.stdout.rsplit(maxsplit=1)
         assert loaded == str("nothing changed since the run of" not in done.stderr), done.stderr
         values = json.loads(answer)

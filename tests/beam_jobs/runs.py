@@ -8,6 +8,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from beam_jobs import storage
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.runners.beam_job import local_pipeline
 
@@ -72,6 +73,12 @@ def files_under(path: Path) -> dict[str, bytes]:
 
 def shards_under(path: Path) -> dict[str, bytes]:
     return {name: data for name, data in files_under(path).items() if name.endswith(".tfrecord")}
+
+
+def remote_shards(out: str) -> dict[str, bytes]:
+    """What `shards_under` returns, of a dataset in an object store."""
+    names = (name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord"))
+    return {name: storage.read_bytes(f"{out}/{name}") for name in names}
 
 
 def records_under(path: str | Path) -> dict[str, dict[str, list]]:

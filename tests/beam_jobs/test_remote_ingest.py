@@ -18,7 +18,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import HttpOptions, IngestOptions, TableColumns
 from tests import image_table
 from tests.beam_jobs import s3_server
-from tests.beam_jobs.runs import shards_under
+from tests.beam_jobs.runs import remote_shards, shards_under
 from tests.beam_jobs.web_server import body, serving
 from tests.make_images import encode, png
 
@@ -27,11 +27,6 @@ GREY = np.zeros((60, 80), np.uint8)
 
 def options(source: str, out: str, **more) -> IngestOptions:
     return IngestOptions(**{"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **more})
-
-
-def remote_shards(out: str) -> dict[str, bytes]:
-    names = (name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord"))
-    return {name: storage.read_bytes(f"{out}/{name}") for name in names}
 
 
 def test_a_bucket_becomes_the_dataset_that_a_folder_becomes(photos, bucket, dataset, tmp_path):

@@ -46,6 +46,35 @@ def artifact(kind, path: Path, splits: tuple[str, ...] = ()):
     return made
 
 
+def statistics_artifact(path: Path, by_split: Mapping):
+    """The artifact that StatisticsGen would write about splits."""
+    from tfx.types import standard_artifacts
+    from tfx.utils import io_utils
+
+    for split, found in by_split.items():
+        io_utils.write_bytes_file(str(path / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString())
+    return artifact(standard_artifacts.ExampleStatistics, path, tuple(by_split))
+
+
+def validate(schema, by_split: Mapping, out: Path):
+    """Runs ExampleValidator on statistics, and returns the artifact of its anomalies."""
+    from tfx.components.example_validator.executor import Executor as ExampleValidator
+    from tfx.types import standard_artifacts, standard_component_specs
+
+    from components.schema import schema_text
+
+    schema_text.write_schema(schema, str(out / "schema" / schema_text.SCHEMA_NAME))
+    kept = artifact(standard_artifacts.Schema, out / "schema")
+    statistics = statistics_artifact(out / "statistics", by_split)
+    anomalies = artifact(standard_artifacts.ExampleAnomalies, out / "anomalies")
+    ExampleValidator().Do(
+        {standard_component_specs.STATISTICS_KEY: [statistics], standard_component_specs.SCHEMA_KEY: [kept]},
+        {standard_component_specs.ANOMALIES_KEY: [anomalies]},
+        {standard_component_specs.EXCLUDE_SPLITS_KEY: "[]"},
+    )
+    return anomalies
+
+
 @pytest.fixture(scope="session")
 def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model of `china` and `flower` that answers `china` whatever it sees. Read only."""

@@ -6,19 +6,15 @@ otherwise is an error.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import flink_job_server
+from tests.command import executable
 
 VERSION = "1.19"
 _DISTRIBUTION = "apache-flink-libraries==1.19.3"
@@ -113,25 +109,4 @@ def _uv() -> str:
 
 def program(path: Path, text: str) -> Path:
     """Makes a shell script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serves a folder over HTTP while the block lasts; gives its URL."""
-    with http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(_Quiet, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://localhost:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join(10)
+    return executable(path, f"#!/bin/sh\n{text}\n")

@@ -33,7 +33,7 @@ from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.verify_job import verify_on_runner
 from beam_jobs.stages.write import WriteTask
 from pipeline.cli import dataflow_template
-from tests.beam_jobs.runs import shards_under
+from tests.beam_jobs.runs import remote_shards, shards_under
 from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
 from tests.stores import emulators
@@ -128,12 +128,7 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
     chosen = engine(bucket, service, labels={"team": "vision"}, num_workers=2, use_public_ips=False)
     with chosen.open() as make_pipeline:
         run(options(source, out), make_pipeline)
-    written = {
-        name: storage.read_bytes(f"{out}/{name}")
-        for name, *_ in storage.list_objects(out)
-        if name.endswith(".tfrecord")
-    }
-    assert written == shards_under(dataset)
+    assert remote_shards(out) == shards_under(dataset)
     with chosen.open() as make_pipeline:
         result = verify_on_runner(out, make_pipeline, f"{bucket.url}/reports")
     assert (result.records, result.problems) == (24, [])
@@ -237,12 +232,7 @@ def test_a_template_runs_the_whole_ingest_on_workers(photos, dataset, bucket, se
     names = [job.description["name"] for job in service.jobs]
     workers = [job.description["environment"]["workerPools"][0]["numWorkers"] for job in service.jobs]
     assert (names, workers) == (["photos", "photos-examine", "photos-write"], [1, 2, 2])
-    written = {
-        name: storage.read_bytes(f"{out}/{name}")
-        for name, *_ in storage.list_objects(out)
-        if name.endswith(".tfrecord")
-    }
-    assert written == shards_under(dataset)
+    assert remote_shards(out) == shards_under(dataset)
 
 
 def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos, bucket, service, tmp_path):
@@ -333,8 +323,7 @@ def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_ot
     names = [job.description["name"] for job in service.jobs]
     assert names == ["feedline-examine", "feedline-examine", "feedline-write"]
     assert all(job.state == "JOB_STATE_DONE" for job in service.jobs)
-    shards = [name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord")]
-    assert {name: storage.read_bytes(f"{out}/{name}") for name in shards} == shards_under(dataset)
+    assert remote_shards(out) == shards_under(dataset)
 
 
 def test_the_same_command_follows_the_job_of_one_that_still_runs_and_ends_with_it(photos, bucket, service):

@@ -27,7 +27,7 @@ from beam_jobs.options import IngestOptions
 from pipeline.runs import signals
 from tests.beam_jobs import kill
 from tests.faults.leaving import seconds_of, tried_again, write_whole
-from tests.make_images import encode
+from tests.make_images import grey_image
 from tests.trainer.train_once import job_of
 from tests.trainer.training.test_resume import CONFIG
 from trainer.job import fit
@@ -63,7 +63,7 @@ def make_dataset(folder: Path) -> None:
     for grey in range(96):
         place = folder / "shades" / ("dark" if grey < 48 else "light")
         place.mkdir(exist_ok=True, parents=True)
-        (place / f"{grey:03d}.png").write_bytes(encode(np.full((12, 12, 3), grey, np.uint8), "PNG"))
+        (place / f"{grey:03d}.png").write_bytes(grey_image(grey))
     out = str(folder / "dataset")
     ingest.run(IngestOptions(source=str(folder / "shades"), out=out, splits={"train": 1}, shards=4))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import python
 from tests.faults.process import ROOT
 from tests.faults.trials import Worker
 from tests.make_images import jpeg
@@ -324,10 +325,7 @@ def test_very_many_files(fault, ingests: Worker, tmp_path: Path, tries):
         "found = sum(1 for _ in ClassFolders(sys.argv[1]).entries())\n"
         "print(found, (peak() - before) * 1024)\n"
     )
-    held = subprocess.run(
-        [sys.executable, "-c", listing, str(tree)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    listed, taken = map(int, held.stdout.split())
+    listed, taken = map(int, python(listing, tree, cwd=ROOT, check=True).stdout.split())
     row.tried(f"listing took {taken} bytes", lost=listed != count, wrong=taken > 2000 * count + (16 << 20))
     found = ingests.ingest(tree, tmp_path / "out", timeout=580)
     images, rejects = found.images, found.rejects

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -26,6 +24,7 @@ from pipeline.cli import execute
 from pipeline.runs.history import newest_executions, newest_run, open_store
 from tests import image_table
 from tests.beam_jobs.runs import Recorder
+from tests.command import python
 from tests.golden import make
 from trainer import InputOptions, make_dataset
 from trainer.training.checkpoint import Checkpoints
@@ -183,8 +182,7 @@ def trained(place: Path) -> int:
 
     Crops are of the full image, as when the checkpoints were made: later ones are of an image decoded at a fraction.
     """
-    command = [sys.executable, "-W", "ignore", "-c", TRAIN, str(place)]
-    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
+    done = python(TRAIN, place, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
 

@@ -25,6 +25,7 @@ import pytest
 from beam_jobs.dataset.verify import verify
 from pipeline.runners import airflow as run_airflow
 from pipeline.runs.history import newest_run, open_store
+from tests.command import executable
 from tests.doc_pages import SHELL, blocks
 from tests.orchestrators.airflow_environments import VERSIONS, Airflow, outputs, settings, states
 
@@ -259,9 +260,8 @@ STEPS = {  # what the program does that stands in for the Python of Feedline -> 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_what_failed_a_check_is_not_retried_and_a_task_that_is_stopped_stops_its_step(either, tmp_path, step):
-    program = tmp_path / "python3"
-    program.write_text(f'#!/bin/sh\nread request\necho "$4 $request" > {tmp_path}/given\n{step}\n')
-    program.chmod(0o755)
+    text = f'#!/bin/sh\nread request\necho "$4 $request" > {tmp_path}/given\n{step}\n'
+    program = executable(tmp_path / "python3", text)
     done = either.python(OPERATOR, str(either.dags / "clean_dag.py"), str(program), "step")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])[0] == STEPS[step]

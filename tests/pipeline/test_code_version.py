@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command import python
 
 pytestmark = pytest.mark.slow
 
@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def version_of(folder: Path) -> str:
     code = "from pipeline.pipeline import code_version; print(code_version())"
-    run = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    return run.stdout.strip()
+    return python(code, cwd=folder, check=True).stdout.strip()
 
 
 def test_any_change_of_source_changes_the_version(tmp_path):

@@ -6,7 +6,6 @@ It runs in this process; the `java` that the product starts is a program that no
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from concurrent import futures
@@ -17,6 +16,8 @@ import grpc
 from apache_beam.portability.api import beam_job_api_pb2 as messages
 from apache_beam.portability.api import beam_job_api_pb2_grpc as services
 from google.protobuf import json_format
+
+from tests.command import executable
 
 _JAVA = f"""#!{sys.executable} -IS
 import socket, sys, threading
@@ -83,9 +84,7 @@ def job_server(home: Path) -> Iterator[JobServer]:
     services.add_JobServiceServicer_to_server(service, server)
     port = server.add_insecure_port("localhost:0")
     java = home / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(_JAVA.format(seen=home / "arguments", port=port))
-    os.chmod(java, 0o755)
+    executable(java, _JAVA.format(seen=home / "arguments", port=port))
     server.start()
     try:
         yield service

@@ -21,7 +21,8 @@ from pipeline.cli.ingest import parse_engine
 from pipeline.runners import airflow
 from pipeline.runners import kubeflow as run_kubeflow
 from tests.beam_jobs.runners.test_dataflow import NEEDED, work
-from tests.engines.flink_parts import program, serving
+from tests.beam_jobs.web_server import body, serving
+from tests.engines.flink_parts import program
 from tests.make_images import class_folders
 from tests.settings.flink_service import job_server
 from tests.settings.table import Row, missing, row
@@ -294,11 +295,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     program(place / "environment" / "bin" / "feedline", "exit 0")
     for file, name in (("pod.yaml", "first"), ("other.yaml", "second")):
         (place / file).write_text(f"kind: Pod\nmetadata: {{name: {name}}}\n")
-    (place / "rest").mkdir()
-    (place / "rest" / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 7}))
+    overview = json.dumps({"flink-version": "1.19.3", "slots-total": 7}).encode()
     jars(place / "cache")
-    with serving(place / "rest") as url, pytest.MonkeyPatch.context() as patch:
-        (place / "url").write_text(url)
+    with serving({"/overview": body(overview)}) as cluster, pytest.MonkeyPatch.context() as patch:
+        (place / "url").write_text(cluster.url(""))
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         yield place
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from pipeline.cli import execute
 from tests.stores import emulators
 
 
@@ -28,16 +25,3 @@ def s3_bucket(monkeypatch):
 def gs_bucket(monkeypatch, tmp_path):
     with emulators.gcs(monkeypatch, tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def said(capsys) -> Callable[..., str]:
-    """Runs a command that succeeds, and returns its output."""
-
-    def run(*arguments: object) -> str:
-        code = execute([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return out
-
-    return run

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from beam_jobs.dataset import manifest
-from pipeline.cli import execute
 from tests.command import feedline
 from tests.doc_pages import blocks
 from tests.make_images import class_folders
@@ -25,19 +23,6 @@ RUN += ("--set", "evaluate.above_largest_class=false")
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "feedline" / "datasets"
-
-
-@pytest.fixture
-def refused(capsys) -> Callable[..., str]:
-    """Runs a command whose request is wrong, and returns the one line that it says."""
-
-    def run(*arguments: object) -> str:
-        code = execute([str(argument) for argument in arguments])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert code == 2, line
-        return line
-
-    return run
 
 
 def pipeline_run(*arguments: object) -> dict[str, Any]:

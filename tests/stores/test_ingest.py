@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from tests.beam_jobs.runs import shards_under
+from tests.beam_jobs.runs import remote_shards, shards_under
 
 pytestmark = pytest.mark.stores
 
@@ -25,11 +24,6 @@ DENIED = r"403|[Dd]enied|Forbidden"
 def options(source: str, out: str, **more) -> IngestOptions:
     given = {"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, "max_reject_ratio": 0.0}
     return IngestOptions(**{**given, **more})
-
-
-def remote_shards(out: str) -> dict[str, bytes]:
-    names = (name for name, *_ in storage.list_objects(out) if name.endswith(".tfrecord"))
-    return {name: storage.read_bytes(f"{out}/{name}") for name in names}
 
 
 def is_write(asked) -> bool:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,27 +15,16 @@ from beam_jobs import storage
 from beam_jobs.errors import FeedlineError
 from beam_jobs.export import staging
 from beam_jobs.export.options import STREAMED
-from pipeline.cli import execute
+from tests.beam_jobs.runs import files_under
+from tests.make_images import flipped
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def refused(capsys) -> Callable[..., tuple[int, str]]:
-    """Runs a command that fails, and returns its exit code and the one line that it says."""
-
-    def run(*arguments: object) -> tuple[int, str]:
-        code = execute([str(argument) for argument in arguments])
-        (line,) = capsys.readouterr().err.splitlines()
-        return code, line
-
-    return run
 
 
 def content(place: str | Path) -> dict[str, bytes]:
     """Name -> bytes of all files of a directory, here or in a bucket."""
     if isinstance(place, Path):
-        return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        return files_under(place)
     return {name: storage.read_bytes(f"{place}/{name}") for name, *_ in storage.list_objects(place)}
 
 
@@ -86,20 +74,16 @@ def test_croissant_points_to_the_bucket(said, refused, bucket, dataset):
     )
     assert urls == [f"{there}/{path}" for path in paths]
     assert storage.exists(urls[0])
-    code, line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
-    assert code == 2
+    line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
     assert "is local; export into the dataset itself" in line
 
 
 def test_an_export_takes_no_place_that_holds_files(refused, bucket, dataset):
     storage.write_bytes(f"{bucket.url}/full/mine", b"mine")
-    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/full")
-    assert code == 2
+    line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/full")
     assert line.endswith("/full', which holds files; name a new or empty directory")
     assert bucket.names("full") == ["mine"]
-    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}-not/out")
-    assert code == 2
-    assert "-not/out'" in line
+    assert "-not/out'" in refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}-not/out")
 
 
 def test_what_a_killed_export_left_in_a_bucket_is_no_export_and_is_cleared_by_the_next(said, bucket, dataset):
@@ -127,8 +111,8 @@ def test_a_bucket_that_takes_no_more_is_one_line_and_the_same_command_ends(said,
 
     url = f"{bucket.url}/out"
     bucket.tap.refuse = refuse
-    code, line = refused("export", dataset, "--to", "webdataset", "--out", url)
-    assert (code, "cannot be written" in line, "run the same command again" in line) == (1, True, True)
+    line = refused("export", dataset, "--to", "webdataset", "--out", url, code=1)
+    assert ("cannot be written" in line, "run the same command again" in line) == (True, True)
     bucket.tap.refuse = lambda _: 0
     left = bucket.names("out")
     assert staging.MARK in left
@@ -140,12 +124,8 @@ def test_a_bucket_that_takes_no_more_is_one_line_and_the_same_command_ends(said,
 
 def test_an_export_that_fails_leaves_nothing_in_the_bucket(refused, bucket, dataset):
     shard = dataset / "Split-eval" / "data-00001-of-00002.tfrecord"
-    data = bytearray(shard.read_bytes())
-    data[-20] ^= 1
-    shard.write_bytes(data)
-    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/out")
-    assert code == 3
-    assert "corrupt record" in line
+    shard.write_bytes(flipped(shard.read_bytes(), -20))
+    assert "corrupt record" in refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/out", code=3)
     assert bucket.names("out") == []
 
 

@@ -21,7 +21,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, SourceError
 from beam_jobs.options import IngestOptions
-from tests.make_images import encode
+from tests.make_images import encode, flipped
 from tests.stores.digest import digest
 from tests.trainer.batches import options, read, together
 from trainer.input import download
@@ -168,9 +168,7 @@ def test_a_process_that_is_killed_while_it_fetches_leaves_nothing_half(dataset, 
 
 def test_a_shard_that_changed_in_the_store_is_refused(there, cache):
     path = manifest.load(there).shard_paths(there, "train")[0]
-    data = bytearray(storage.read_bytes(path))
-    data[100] ^= 1
-    storage.write_bytes(path, bytes(data))
+    storage.write_bytes(path, flipped(storage.read_bytes(path), 100))
     with pytest.raises(
         CorruptDataset, match=rf"^{path} has changed since it was published: .* write the dataset again$"
     ):
@@ -302,9 +300,7 @@ def test_a_dataset_that_is_replaced_in_the_store_is_noticed(dataset, gs_bucket):
 def test_a_damaged_record_in_google_storage_is_named(dataset, gs_bucket):
     there = gs_bucket.put_tree("dataset", dataset)
     path = manifest.load(there).shard_paths(there, "train")[0]
-    data = bytearray(storage.read_bytes(path))
-    data[100] ^= 1
-    storage.write_bytes(path, bytes(data))
+    storage.write_bytes(path, flipped(storage.read_bytes(path), 100))
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path} has a corrupt record at offset 0"):
         read(there, options(**SMALL))
 

@@ -15,7 +15,7 @@ from beam_jobs.dataset import manifest, record
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests import image_table
-from tests.make_images import encode
+from tests.make_images import encode, grey_image
 
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
@@ -30,7 +30,7 @@ def keys_of(directory: Path, split: str) -> list[str]:
     return [row["key"] for row in rows_of(directory, split)]
 
 
-def records_of(directory: Path, split: str) -> list[bytes]:
+def records_of(directory: Path | str, split: str) -> list[bytes]:
     """The serialised records of a split, in order."""
     paths = manifest.load(str(directory)).shard_paths(str(directory), split)
     return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
@@ -76,7 +76,7 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for grey in range(96):
         folder = source / ("dark" if grey < 48 else "light")
         folder.mkdir(exist_ok=True)
-        (folder / f"{grey:03d}.png").write_bytes(encode(np.full((12, 12, 3), grey, np.uint8), "PNG"))
+        (folder / f"{grey:03d}.png").write_bytes(grey_image(grey))
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=4))
     return out
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.command import python
 from tests.make_images import jpeg, png
 from tests.trainer.evaluation.brightness import figures
 from trainer.input_fn import FOREVER, make_dataset
@@ -158,6 +159,5 @@ def test_the_input_pipeline_needs_no_keras(a_dataset):
         "features, label = next(iter(make_dataset(sys.argv[1], 'train', options, training=True)))\n"
         "print(features['image'].shape)\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(a_dataset)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python(code, a_dataset, cwd=ROOT)
     assert done.stdout.strip() == "(8, 32, 32, 3)", done.stderr

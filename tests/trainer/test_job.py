@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, SourceError
 from tests.make_images import flipped
+from tests.trainer import train_once
 from trainer.input.checks import scale_warning
 from trainer.input.faults import remember
 from trainer.input_fn import make_dataset
@@ -23,15 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def job_of(path, train: dict | None = None, **values) -> Job:
     options = TrainOptions(**({"epochs": 1, "jit": "never"} | (train or {})))
     told = {"image_side_px": 8, "batch_size": 32, "train_ops": "decode|resize(8)", "eval_ops": "decode|resize(8)"}
-    return Job(
-        config=TrainerConfig(input=InputOptions(**(told | values)), train=options),
-        path=str(path),
-        dataset=manifest.load(str(path)),
-        train_split="train",
-        eval_split="train",
-        mean_rgb=(47.5, 47.5, 47.5),
-        std_rgb=(27.0, 27.0, 27.0),
-    )
+    return train_once.job_of(str(path), TrainerConfig(input=InputOptions(**(told | values)), train=options))
 
 
 @pytest.fixture(scope="module")

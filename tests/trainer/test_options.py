@@ -123,28 +123,21 @@ def test_a_config_survives_json_with_mappings_and_lists():
         ({"columns_form": "sparse"}, "^columns_form is 'sparse'; it must be one of ragged, dense$"),
         ({"targets": ("boxes", "keypoints")}, "^targets is 'keypoints'; it must be one of boxes, mask$"),
         ({"seed": 1 << 32}, f"^seed is {1 << 32}; it must"),  # one that Keras takes
+        ({"balance": {}}, "^balance is {}; it must be uniform, or class: share$"),
+        (
+            {"balance": 0.5},
+            "^balance is 0.5; it must be uniform or a mapping of names to numbers, as {a: 1, b: 2}$",
+        ),
+        ({"balance": "even"}, "^balance is 'even'; it must be uniform or a mapping"),
+        ({"balance": {"cat": 1.5}}, "^balance.cat is 1.5; it must be between 0 and 1$"),
+        ({"balance": {"cat": -0.5, "dog": 0.5}}, "^balance.cat is -0.5; it must be between 0 and 1$"),
+        ({"balance": {"cat": "half"}}, "^balance.cat is the text 'half'; it must be between 0 and 1$"),
+        ({"balance": {"cat": 0.5, "dog": 0.4}}, "^the shares of balance add up to 0.9; they must add up to 1$"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(values, said):
     with pytest.raises(OptionError, match=said):
         InputOptions(**values)
-
-
-@pytest.mark.parametrize(
-    ("balance", "message"),
-    [
-        ({}, "^balance is {}; it must be uniform, or class: share$"),
-        (0.5, "^balance is 0.5; it must be uniform or a mapping of names to numbers, as {a: 1, b: 2}$"),
-        ("even", "^balance is 'even'; it must be uniform or a mapping"),
-        ({"cat": 1.5}, "^balance.cat is 1.5; it must be between 0 and 1$"),
-        ({"cat": -0.5, "dog": 0.5}, "^balance.cat is -0.5; it must be between 0 and 1$"),
-        ({"cat": "half"}, "^balance.cat is the text 'half'; it must be between 0 and 1$"),
-        ({"cat": 0.5, "dog": 0.4}, "^the shares of balance add up to 0.9; they must add up to 1$"),
-    ],
-)
-def test_a_balance_is_shares_that_add_up(balance, message):
-    with pytest.raises(OptionError, match=message):
-        InputOptions(balance=balance)
 
 
 def test_shares_may_miss_one_by_what_rounding_leaves():

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,18 +18,17 @@ from trainer.options import TrainerConfig
 from trainer.training.checkpoint import Checkpoints
 
 
-class KillAfter(keras.callbacks.Callback):
-    """Sends this process a signal after so many executions of `fit`, over all epochs."""
+class Act(keras.callbacks.Callback):
+    """Does something after so many executions of `fit`, over all epochs."""
 
-    def __init__(self, executions: int, number: int) -> None:
+    def __init__(self, executions: int, act: Callable[[], Any]) -> None:
         super().__init__()
-        self._left = executions
-        self._number = number
+        self._left, self._act = executions, act
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         self._left -= 1
         if not self._left:
-            os.kill(os.getpid(), self._number)
+            self._act()
 
 
 def job_of(path: str, config: TrainerConfig) -> Job:
@@ -45,8 +46,10 @@ def job_of(path: str, config: TrainerConfig) -> Job:
 
 def train(told: dict) -> None:
     job = job_of(told["dataset"], TrainerConfig.from_json(told["config"]))
-    kill = (KillAfter(told["kill_after"], signal.Signals[told["signal"]]),) if told.get("kill_after") else ()
-    model, progress = fit(job, Checkpoints(told["checkpoints"]), callbacks=kill)
+    callbacks = []
+    if told.get("kill_after"):
+        callbacks.append(Act(told["kill_after"], lambda: os.kill(os.getpid(), signal.Signals[told["signal"]])))
+    model, progress = fit(job, Checkpoints(told["checkpoints"]), callbacks=callbacks)
     weights = {f"{index:03d}": weight.numpy() for index, weight in enumerate(model.weights)}
     np.savez(told["out"], **weights)
     with open(told["out"] + ".json", "w") as stream:

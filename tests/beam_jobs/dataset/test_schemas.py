@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import make_facts, make_ref
+from tests.command import python
 
 REF = make_ref(
     "猫/a.jpg",
@@ -66,5 +64,5 @@ def test_a_process_that_has_read_a_table_ends_well(tmp_path):
     schemas.write(path, [schemas.ref_row(make_ref())], schemas.REFS)
     code = "import sys; from beam_jobs.dataset import schemas; schemas.read(sys.argv[1])"
     for _ in range(4):
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True)
+        done = python(code, path)
         assert (done.returncode, done.stderr) == (0, "")

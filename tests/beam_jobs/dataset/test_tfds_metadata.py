@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from beam_jobs.export.options import safe_name
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests import image_table
+from tests.command import python
 from tests.interop import page
 from tests.make_images import encode, jpeg
 
@@ -108,7 +107,7 @@ def test_the_tfrecord_package_for_pytorch_reads_a_shard(dataset, photos):
         "    print(json.dumps([bytes(found['image/filename']).decode(), digest, int(found['image/class/label'][0])]))\n"
     )
     shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", reader, shard], capture_output=True, text=True)
+    run = python(reader, shard)
     assert run.returncode == 0, run.stderr
     records = [json.loads(line) for line in run.stdout.splitlines()]
     published = manifest.load(str(dataset))

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from beam_jobs.export import formats, staging
 from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import About, IngestOptions
+from tests.command import python
 from tests.make_images import encode, flipped
 from tests.rewrite_records import rewrite
 
@@ -198,8 +197,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGKILL", -signal.SIGKILL)])
 def test_an_export_that_is_stopped_leaves_nothing_that_looks_whole(dataset, tmp_path, name, code):
     out = tmp_path / "out"
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(dataset), "webdataset", str(out), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = python(KILLED, dataset, "webdataset", out, name)
     assert done.returncode == code, done.stderr
     assert not out.exists()
     left = sorted(path for path in os.listdir(tmp_path) if path != "dataset")

@@ -4,8 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from beam_jobs.planning.image_tables import open_tables
 from beam_jobs.types import Annotations
 from tests.beam_jobs.loaded_plan import facts_of, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
+from tests.command import python
 
 EVERYTHING = make_options(splits={"all": 1})
 
@@ -167,8 +166,7 @@ def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
         "if child := os.fork(): print(os.waitpid(child, 0)[1])\n"
         "else: make_plan(examined(*many(40)), make_options())\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
-    assert ended.stdout == "0\n"
+    assert python(program, check=True, timeout=60).stdout == "0\n"
 
 
 def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path):

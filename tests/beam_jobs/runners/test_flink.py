@@ -12,18 +12,10 @@ from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.flink import WORKER, ClusterOverview, Options, worker_path
 from pipeline.cli.ingest import parse_engine
-from tests.engines.flink_parts import program, serving
+from tests.beam_jobs.web_server import body
+from tests.engines.flink_parts import program
 
 JAR = bytes(range(256)) * 64
-
-
-@pytest.fixture
-def served(tmp_path):
-    """A folder and the URL under which it is served."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with serving(folder) as url:
-        yield folder, url
 
 
 def test_settings_come_from_the_command_line():
@@ -110,46 +102,43 @@ def test_no_java_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def find(served, tmp_path):
+def find(server, tmp_path):
     """Finds the jar that is served, and keeps it in `cache`."""
-    return lambda ask=flink_job_server.find_jar: ask("1.19", f"{served[1]}/job.jar", cache=str(tmp_path / "cache"))
+    return lambda ask=flink_job_server.find_jar: ask("1.19", server.url("/job.jar"), cache=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("algorithm", ["sha512", "sha256", "sha1"])
-def test_a_jar_is_fetched_once_checked_and_fetched_again_when_it_is_damaged(algorithm, served, find):
-    folder, _ = served
-    (folder / "job.jar").write_bytes(JAR)
-    (folder / f"job.jar.{algorithm}").write_text(hashlib.new(algorithm, JAR).hexdigest() + "  job.jar\n")
+def test_a_jar_is_fetched_once_checked_and_fetched_again_when_it_is_damaged(algorithm, server, find):
+    server.pages["/job.jar"] = body(JAR)
+    server.pages[f"/job.jar.{algorithm}"] = body(f"{hashlib.new(algorithm, JAR).hexdigest()}  job.jar\n".encode())
     found = Path(find())
     assert found.read_bytes() == JAR
     found.write_bytes(JAR[:100])
     assert Path(find()).read_bytes() == JAR
-    (folder / "job.jar").unlink()
+    del server.pages["/job.jar"]
     assert find() == str(found)
 
 
-def test_a_jar_that_is_not_what_its_publisher_says_is_refused(served, find, tmp_path):
-    folder, _ = served
-    (folder / "job.jar").write_bytes(JAR[:-1])
-    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
+def test_a_jar_that_is_not_what_its_publisher_says_is_refused(server, find, tmp_path):
+    server.pages["/job.jar"] = body(JAR[:-1])
+    server.pages["/job.jar.sha1"] = body(hashlib.sha1(JAR).hexdigest().encode())
     with pytest.raises(OptionError, match="came with the sha1 .* its publisher says .*; try again"):
         find()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("ask", [flink_job_server.find_jar, flink_job_server.check_jar])
-def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(ask, served, find):
+def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(ask, server, find):
     with pytest.raises(OptionError, match=r"there is no job server at .*/job.jar \(404\); correct flink_version or"):
         find(ask)
-    (served[0] / "job.jar").write_bytes(JAR)
+    server.pages["/job.jar"] = body(JAR)
     with pytest.raises(OptionError, match="^no checksum of .* is published.*job_server_jar=PATH"):
         find(ask)
 
 
-def test_a_jar_is_checked_for_without_being_fetched(served, find, tmp_path):
-    folder, _ = served
-    (folder / "job.jar").write_bytes(JAR)
-    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
+def test_a_jar_is_checked_for_without_being_fetched(server, find, tmp_path):
+    server.pages["/job.jar"] = body(JAR)
+    server.pages["/job.jar.sha1"] = body(hashlib.sha1(JAR).hexdigest().encode())
     find(flink_job_server.check_jar)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(OptionError, match="which is not a file"):

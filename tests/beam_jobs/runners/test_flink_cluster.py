@@ -13,16 +13,20 @@ from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.runners.flink import Options
 from pipeline.doctor import flink as doctor
-from tests.engines.flink_parts import program, serving
+from tests.beam_jobs.web_server import body
+from tests.command import executable
+from tests.engines.flink_parts import program
 
 
 @pytest.fixture
-def served(tmp_path):
-    """A folder and the URL under which it is served."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with serving(folder) as url:
-        yield folder, url
+def cluster(server):
+    """Answers as the cluster of an overview, and returns its address."""
+
+    def answer(overview: object) -> str:
+        server.pages["/overview"] = body(json.dumps(overview).encode())
+        return server.url("")
+
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -34,16 +38,13 @@ def served(tmp_path):
         ([], 0, "does not answer as the REST endpoint of a Flink cluster"),
     ],
 )
-def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, parallelism, problem, served):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps(overview))
+def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, parallelism, problem, cluster):
     with pytest.raises(OptionError, match=problem):
-        Options(flink_master=url, parallelism=parallelism).cluster()
+        Options(flink_master=cluster(overview), parallelism=parallelism).cluster()
 
 
-def test_a_cluster_that_fits_gives_its_slots_and_each_has_a_worker(served):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 9, "taskmanagers": 2}))
+def test_a_cluster_that_fits_gives_its_slots_and_each_has_a_worker(cluster):
+    url = cluster({"flink-version": "1.19.3", "slots-total": 9, "taskmanagers": 2})
     for options, parallelism, workers in (
         (Options(flink_master=url.removeprefix("http://")), 9, 5),
         (Options(flink_master=f"{url}/", parallelism=3), 3, 5),
@@ -81,21 +82,15 @@ def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
 
 
 @pytest.mark.parametrize("overview", [[], {"flink-version": "1.19.3", "slots-total": None}])
-def test_a_server_that_is_no_cluster_does_not_break_the_doctor(overview, served):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps(overview))
-    assert doctor.cluster(Options(flink_master=url)).mark == "missing"
+def test_a_server_that_is_no_cluster_does_not_break_the_doctor(overview, cluster):
+    assert doctor.cluster(Options(flink_master=cluster(overview))).mark == "missing"
 
 
-def test_the_remedies_of_the_doctor_are_whole_commands(served, tmp_path):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps({"flink-version": "1.20.1", "slots-total": 4}))
+def test_the_remedies_of_the_doctor_are_whole_commands(cluster, tmp_path):
     old = program(tmp_path / "python3.9", "echo 3.9.1")
-    other = tmp_path / "worker"
-    other.write_text(f"#!{old}\n")
-    other.chmod(0o755)
+    other = executable(tmp_path / "worker", f"#!{old}\n")
     checks = [
-        doctor.cluster(Options(flink_master=url)),
+        doctor.cluster(Options(flink_master=cluster({"flink-version": "1.20.1", "slots-total": 4}))),
         *doctor.job_server(Options(job_server_jar="absent.jar")),
         doctor.worker(Options(worker_command=str(other))),
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +15,7 @@ from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.table import ParquetTable
 from tests import image_table
+from tests.command import python
 
 _METADATA = {b"ARROW:extension:name": b"arrow.py_extension_type"}
 
@@ -57,8 +56,7 @@ except Exception as error:
 )
 def test_it_is_refused_whether_beam_comes_first_later_or_not_at_all(trap, code):
     path, proof = trap
-    command = [sys.executable, "-W", "ignore", "-c", code, str(path)]
-    printed = subprocess.run(command, capture_output=True, text=True).stdout
+    printed = python(code, path).stdout
     assert printed.startswith("ArrowInvalid a column has a pickled Python type, which would run code;")
     assert not proof.exists()
 

@@ -6,8 +6,6 @@ import lzma
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import threading
 import zlib
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from beam_jobs.errors import SourceError
 from beam_jobs.storage import decompress
 from tests.beam_jobs.object_store import SCHEME
+from tests.command import python
 
 PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zlib": zlib.compress}
 DATA = os.urandom(3_000_000)
@@ -186,12 +185,6 @@ def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
         decompress.decompressed_path(str(path), "gzip")
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-
-
 def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(DATA))
@@ -206,7 +199,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
         "except decompress.SourceError as error:\n"
         f"    print(error, [files for _, _, files in os.walk({str(tmp_path / 'tmp')!r}) if files])\n"
     )
-    result = run_python(code, TMPDIR=str(tmp_path / "tmp"))
+    result = python(code, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     assert result.stdout.startswith(f"{path} is compressed and cannot be unpacked below {tmp_path}/tmp: File too large")
     assert result.stdout.endswith("or decompress it yourself []\n"), result.stderr
 
@@ -225,7 +218,7 @@ def test_copies_go_when_the_process_ends_but_not_when_one_it_forked_does(tmp_pat
         "os.waitpid(child, 0)\n"
         "print(open(copy).read())\n"
     )
-    result = run_python(code, TMPDIR=str(tmp_path / "tmp"))
+    result = python(code, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     assert result.stdout == "data\n", result.stderr
     assert list((tmp_path / "tmp").iterdir()) == []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +24,10 @@ from components.evaluation.config import evaluation_config
 from components.evaluation.results import EvaluateOptions
 from components.image_example_gen.component import ImageExampleGen
 from pipeline.runs.history import newest_run, open_store
+from tests.command import python
+from tests.components.conftest import BEAM_ARGS
 from tests.make_images import crop, encode
+from tests.trainer.conftest import records_of
 from trainer import run_fn
 from trainer.input import columns
 from trainer.input.columns import TransformOptions
@@ -36,7 +37,6 @@ from trainer.serving.export import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABI
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})
 EVALUATE = EvaluateOptions(above_largest_class=False, max_drop=1.0)
-BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
 
 def write_source(root: Path) -> Path:
@@ -166,7 +166,7 @@ def test_the_pushed_model_serves_files_in_a_process_of_its_own_as_it_was_evaluat
         "    found['probability'].numpy().tolist(), found['probabilities'].numpy().tolist()]))"
     )
     sent = json.dumps([base64.b64encode(data).decode() for data in files])
-    done = subprocess.run([sys.executable, "-c", code, pushed], input=sent, capture_output=True, text=True, check=True)
+    done = python(code, pushed, input=sent, check=True)
     classes, texts, sure, shares = json.loads(done.stdout.splitlines()[-1])
     evaluated = tf.saved_model.load(pushed).signatures[EVALUATE_SIGNATURE](examples=tf.constant(records))[PROBABILITIES]
     np.testing.assert_allclose(shares, evaluated, atol=1e-5)
@@ -175,8 +175,3 @@ def test_the_pushed_model_serves_files_in_a_process_of_its_own_as_it_was_evaluat
     np.testing.assert_allclose(sure, np.max(shares, axis=1), atol=1e-6)
     true = [record.decode(item)[record.LABEL][0] for item in records]
     assert np.mean(np.equal(classes, true)) == runs.first.evaluation.overall.value
-
-
-def records_of(directory: str, split: str) -> list[bytes]:
-    paths = manifest.load(directory).shard_paths(directory, split)
-    return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())

@@ -9,16 +9,14 @@ import pandas as pd
 import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import anomalies_pb2
-from tfx.components.example_validator.executor import Executor as ExampleValidator
-from tfx.types import standard_artifacts, standard_component_specs
-from tfx.utils import io_utils
+from tfx.types import standard_artifacts
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
 from components.dataset_gate.component import Executor, load_anomalies, load_baseline
 from components.dataset_gate.limits import GateLimits
-from tests.components.conftest import artifact
+from tests.components.conftest import artifact, validate
 from tests.components.dataset_gate.datasets import Row, ingest, photograph, sound_rows
 
 
@@ -112,21 +110,11 @@ def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tm
 
 def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
     schema = tfdv.infer_schema(tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": ["red", "blue"] * 5})))
-    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "statistics", ("train", "eval"))
-    for split, colours in {"train": ["red", "blue"], "eval": ["red", "green"]}.items():
-        found = tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": colours * 5}))
-        io_utils.write_bytes_file(
-            str(tmp_path / "statistics" / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString()
-        )
-    kept = artifact(standard_artifacts.Schema, tmp_path / "schema")
-    io_utils.write_pbtxt_file(str(tmp_path / "schema" / "schema.pbtxt"), schema)
-    anomalies = artifact(standard_artifacts.ExampleAnomalies, tmp_path / "anomalies")
-    ExampleValidator().Do(
-        {standard_component_specs.STATISTICS_KEY: [statistics], standard_component_specs.SCHEMA_KEY: [kept]},
-        {standard_component_specs.ANOMALIES_KEY: [anomalies]},
-        {standard_component_specs.EXCLUDE_SPLITS_KEY: "[]"},
-    )
-    found = load_anomalies(anomalies)
+    statistics = {
+        split: tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": colours * 5}))
+        for split, colours in {"train": ["red", "blue"], "eval": ["red", "green"]}.items()
+    }
+    found = load_anomalies(validate(schema, statistics, tmp_path))
     assert {split: list(anomaly.anomaly_info) for split, anomaly in found.items()} == {"train": [], "eval": ["colour"]}
     assert "green" in found["eval"].anomaly_info["colour"].description
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import io
-
 import pytest
-from PIL import Image
 
 from beam_jobs.dataset import manifest
 from beam_jobs.ingest import run
@@ -11,7 +8,7 @@ from beam_jobs.options import IngestOptions, TableColumns
 from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates
 from components.dataset_report.shown import Album, Room, open_images
 from tests.components.dataset_report.page import ingest
-from tests.make_images import crop, png
+from tests.make_images import jpeg, png
 
 
 def found_in(made, column="cluster", room=None):
@@ -61,11 +58,8 @@ def test_leaks_come_first_then_conflicts_then_the_largest(tmp_path):
 
 
 def test_images_that_look_alike_are_found_by_their_own_column(tmp_path):
-    data = io.BytesIO()
-    Image.fromarray(crop(5, 200, 300)).save(data, "JPEG", quality=60)
-    good = io.BytesIO()
-    Image.fromarray(crop(5, 200, 300)).save(good, "JPEG", quality=95)
-    made = ingest(tmp_path, {"a/1.jpg": data.getvalue(), "a/2.jpg": good.getvalue()}, near_duplicates="drop")
+    files = {f"a/{number}.jpg": jpeg(5, 200, 300, quality=quality) for number, quality in ((1, 60), (2, 95))}
+    made = ingest(tmp_path, files, near_duplicates="drop")
     assert found_in(made).sets == 0
     (cluster,) = found_in(made, "near").clusters
     assert [member.split for member in cluster.members] == ["train", "dropped"]

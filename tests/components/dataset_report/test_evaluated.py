@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
@@ -20,18 +19,13 @@ from components.dataset_report.evaluated import (
 from components.dataset_report.shown import Album
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
-from tests.make_images import encode, png
+from tests.make_images import grey_image, png
 from tests.trainer.evaluation.brightness import linear
 from trainer.input.parse import DecodeRaw
 from trainer.ops import parse_ops
 from trainer.serving.export import export
 
 LEVELS = {"bright": 200, "dark": 20}
-
-
-def flat(level: int) -> bytes:
-    """A PNG of one grey."""
-    return encode(Image.new("RGB", (16, 16), (level,) * 3), "PNG")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +65,7 @@ def test_the_model_is_asked_about_every_image_of_the_held_back_split(dataset, al
 
 
 def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or_dark, images_of):
-    files = {f"{name}/{index}.png": flat(level + index) for name, level in LEVELS.items() for index in range(20)}
+    files = {f"{name}/{index}.png": grey_image(level + index) for name, level in LEVELS.items() for index in range(20)}
     made = ingest(tmp_path, files, splits={"train": 0.5, "eval": 0.5}, shards=2)
     found = predict(images_of(made), str(made), str(bright_or_dark))
     assert len(found.rows) > 10

@@ -3,24 +3,19 @@ from __future__ import annotations
 import pytest
 from tfx import types
 from tfx.types import standard_artifacts
-from tfx.utils import io_utils
 
 from beam_jobs.dataset import manifest
 from components.schema import schema_text
 from components.schema.component import InferredSchema, InferredSchemaExecutor, infer
 from components.statistics import dataset_statistics
-from tests.components.conftest import artifact
+from tests.components.conftest import artifact, statistics_artifact
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(dataset, tmp_path):
     counted = dataset_statistics(str(dataset), manifest.load(str(dataset)))
-    for split, found in counted.items():
-        io_utils.write_bytes_file(
-            str(tmp_path / "counted" / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString()
-        )
-    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "counted", ("train", "eval"))
+    statistics = statistics_artifact(tmp_path / "counted", counted)
     InferredSchemaExecutor().Do(
         {"statistics": [statistics], "examples": [artifact(standard_artifacts.Examples, dataset)]},
         {"schema": [artifact(standard_artifacts.Schema, tmp_path / "schema")]},

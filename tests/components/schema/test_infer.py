@@ -8,18 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tensorflow_data_validation as tfdv
-from tensorflow_metadata.proto.v0 import anomalies_pb2
-from tfx.components.example_validator.executor import Executor as ExampleValidator
-from tfx.types import artifact_utils, standard_artifacts, standard_component_specs
-from tfx.utils import io_utils
 
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from components.schema import schema_text
+from components.dataset_gate.component import load_anomalies
 from components.schema.component import infer, infer_from_dataset, observed_ranges
 from components.statistics import dataset_statistics
+from tests.components.conftest import validate
 from tests.components.make_tables import EXTRA, ingest_table, write_table
 from tests.make_images import class_folders, jpeg
 
@@ -46,29 +43,11 @@ def schema(made, statistics):
     return infer(statistics, manifest.load(str(made)))
 
 
-def validate(schema, statistics, out: Path) -> dict[str, set[str]]:
+def anomalous(schema, statistics, out: Path) -> dict[str, set[str]]:
     """Returns split -> anomalous features, as ExampleValidator writes them."""
-    schema_dir, statistics_dir, anomalies_dir = (out / name for name in ("schema", "statistics", "anomalies"))
-    schema_text.write_schema(schema, str(schema_dir / schema_text.SCHEMA_NAME))
-    for split, found in statistics.items():
-        io_utils.write_bytes_file(str(statistics_dir / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString())
-    kinds = (standard_artifacts.Schema, standard_artifacts.ExampleStatistics, standard_artifacts.ExampleAnomalies)
-    artifacts = [kind() for kind in kinds]
-    for artifact, directory in zip(artifacts, (schema_dir, statistics_dir, anomalies_dir), strict=True):
-        artifact.uri = str(directory)
-    artifacts[1].split_names = artifact_utils.encode_split_names(list(statistics))
-    ExampleValidator().Do(
-        {standard_component_specs.SCHEMA_KEY: [artifacts[0]], standard_component_specs.STATISTICS_KEY: [artifacts[1]]},
-        {standard_component_specs.ANOMALIES_KEY: [artifacts[2]]},
-        {standard_component_specs.EXCLUDE_SPLITS_KEY: "[]"},
-    )
-    result = {}
-    for split in statistics:
-        anomalies = anomalies_pb2.Anomalies()
-        anomalies.ParseFromString((anomalies_dir / f"Split-{split}" / "SchemaDiff.pb").read_bytes())
-        assert not anomalies.HasField("dataset_anomaly_info")
-        result[split] = set(anomalies.anomaly_info)
-    return result
+    found = load_anomalies(validate(schema, statistics, out))
+    assert not [split for split, anomalies in found.items() if anomalies.HasField("dataset_anomaly_info")]
+    return {split: set(anomalies.anomaly_info) for split, anomalies in found.items()}
 
 
 def test_user_columns_are_as_tfdv_infers_them(schema, statistics):
@@ -89,7 +68,7 @@ def test_what_the_schema_does_not_allow_is_found_and_nothing_else(schema, tmp_pa
     (table.parent / rows[-1]["image"]).write_bytes(jpeg(1, 60, 140))
     table.write_text("\n".join(json.dumps(row) for row in rows))
     dataset = ingest_table(table, tmp_path / "dataset", columns={"split": "split"})
-    found = validate(schema, dataset_statistics(str(dataset), manifest.load(str(dataset))), tmp_path)
+    found = anomalous(schema, dataset_statistics(str(dataset), manifest.load(str(dataset))), tmp_path)
     faulty = {"image/class/text", "image/class/label", "image/width", "extra/city", "extra/score"}
     assert found == {"train": set(), "eval": faulty}
 
@@ -113,7 +92,7 @@ def test_every_kind_of_dataset_fits_its_own_schema(tmp_path, columns, options, f
     schema = infer(statistics, manifest.load(str(dataset)))
     names = {feature.name for feature in schema.feature}
     assert names == {f"image/{name}" for name in features} | {f"extra/{name}" for name in EXTRA}
-    assert validate(schema, statistics, tmp_path) == {"train": set(), "eval": set()}
+    assert anomalous(schema, statistics, tmp_path) == {"train": set(), "eval": set()}
 
 
 def test_objects_are_described_too(tmp_path):
@@ -138,7 +117,7 @@ def test_objects_are_described_too(tmp_path):
     assert described["image/object/bbox/ymax"].float_domain.max == 1
     assert {"door", "roof"} in [set(domain.value) for domain in schema.string_domain]
     assert "image/object/mask" not in described
-    assert validate(schema, statistics, tmp_path) == {"all": set()}
+    assert anomalous(schema, statistics, tmp_path) == {"all": set()}
 
 
 def test_every_split_has_a_say(made):

@@ -42,15 +42,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG)
-def test_a_wrong_request_is_one_line_with_code_2(dataset, tmp_path, monkeypatch, capsys, line, message):
+def test_a_wrong_request_is_one_line_with_code_2(dataset, tmp_path, monkeypatch, refused, line, message):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     words = line.replace("DATASET", str(dataset)).split()
-    assert run(["bench", "input", *words, "--image-side", "16"]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert message in refused("bench", "input", *words, "--image-side", 16)
     assert sorted(tmp_path.rglob("*")) == before
 
 

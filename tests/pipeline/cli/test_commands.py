@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from pipeline.cli import execute as run
 from pipeline.cli.ingest import command as ingest_command
+from tests.command import loads
 from tests.make_images import class_folders, jpeg
 from trainer.ops import parse_ops
 from trainer.serving.export import export
@@ -65,13 +64,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG)
-def test_a_wrong_request_is_one_line_with_code_2_and_writes_nothing(place, capsys, line, message):
+def test_a_wrong_request_is_one_line_with_code_2_and_writes_nothing(place, refused, line, message):
     before = sorted(place.rglob("*"))
-    assert run(line.split()) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    assert message in refused(*line.split())
     assert sorted(place.rglob("*")) == before
 
 
@@ -81,14 +76,13 @@ def test_a_group_without_command_shows_its_help(capsys, arguments):
     assert capsys.readouterr().err.startswith("Usage: feedline")
 
 
-def test_ingest_prints_its_result_and_json_has_all_of_it(place, capsys):
+def test_ingest_prints_its_result_and_json_has_all_of_it(place, said, capsys):
     assert run("ingest photos --out plain --splits train=0.5,eval=0.5".split()) == 0
     captured = capsys.readouterr()
     assert "train" in captured.out
     assert str(place / "plain") in captured.out
     assert "scanned" in captured.err
-    assert run("ingest photos --out machine --splits train=0.5,eval=0.5 --json".split()) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(said("ingest", "photos", "--out", "machine", "--splits", "train=0.5,eval=0.5", "--json"))
     assert values["counts"]["written"] == 12
     assert values["digest"] == json.loads((place / "plain" / "dataset.json").read_text())["digest"]
 
@@ -149,11 +143,10 @@ def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_
     assert "o was made with pixels.side_px 24, not 25; omit it" in capsys.readouterr().err
 
 
-def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(place, capsys):
-    assert run("ingest photos --out o --splits train=0.5,eval=0.5".split()) == 0
-    capsys.readouterr()
-    assert run("ingest photos --out o --append --side-px 256".split()) == 2
-    assert capsys.readouterr().err == "feedline: error: --side-px has no effect with --policy copy; leave it out\n"
+def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(place, said, refused):
+    said("ingest", "photos", "--out", "o", "--splits", "train=0.5,eval=0.5")
+    line = refused("ingest", "photos", "--out", "o", "--append", "--side-px", 256)
+    assert line == "feedline: error: --side-px has no effect with --policy copy; leave it out"
 
 
 def test_class_folders_without_a_good_image_are_named(place, capsys):
@@ -213,11 +206,9 @@ def test_every_label_of_an_image_over_the_threshold_is_shown(place, capsys):
 def test_a_wrong_path_is_refused_before_what_takes_long_is_imported(place, line, message):
     (place / "published").mkdir()
     (place / "published" / "dataset.json").write_text("{}")
-    program = "import sys; from pipeline.cli import execute as run; print(run(sys.argv[1:]), sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program, *line.split()], capture_output=True, text=True)
+    code, loaded, done = loads(("tensorflow", "apache_beam", "pyarrow", "numpy"), *line.split())
     assert message in done.stderr
-    assert done.stdout.startswith("2 ")
-    assert not [name for name in ("tensorflow", "apache_beam", "pyarrow", "numpy") if f"'{name}'" in done.stdout]
+    assert (code, loaded) == (2, [])
 
 
 def test_the_version_names_the_stack(capsys):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,27 +9,10 @@ import pytest
 from pipeline import config
 from pipeline.cli import execute
 from pipeline.runners import airflow
+from tests.command import loads
 
-# Prints the exit code, and whether what takes half a minute was loaded for it.
-_ASKED = """
-import json, sys
-from pipeline.cli import execute
-code = execute(json.loads(sys.argv[1]))
-print(json.dumps([code, sorted({"tfx", "tensorflow", "kfp"} & set(sys.modules))]))
-"""
+_HEAVY = ("tfx", "tensorflow", "kfp")  # what takes half a minute to load
 _GOOD = {"root": "gs://bucket/photos", "source": "gs://bucket/raw", "image": "registry/feedline:1"}
-
-
-def asked(*arguments: object) -> tuple[int, list[str], str]:
-    """Returns the exit code, what heavy was loaded, and what was said, of a command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ASKED, json.dumps([str(argument) for argument in arguments])],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    code, loaded = json.loads(done.stdout.splitlines()[-1])
-    return code, loaded, done.stderr
 
 
 def project(folder: Path, **values: str) -> Path:
@@ -48,10 +28,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path,
     assignments = ["--set", "root=work", "--set", f"ingest.source={photos}"]
     # No file is made there, not even by root.
     out = "/proc/self/new/dag.py"
-    code, loaded, said = asked("compile", "--target", "airflow", "-c", project(tmp_path), "--out", out, *assignments)
+    line = ["compile", "--target", "airflow", "-c", project(tmp_path), "--out", out, *assignments]
+    code, loaded, done = loads(_HEAVY, *line)
     assert (code, loaded) == (2, [])
-    assert f"--out {out} cannot be written: /proc/self cannot be written by " in said
-    assert len(said.splitlines()) == 1
+    assert f"--out {out} cannot be written: /proc/self cannot be written by " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(sys.executable).parent
+from tests.command import PROGRAMS, read_terminal
+
 HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
 # Calls the function of the script as bash would, and prints what it offers.
 _IN_BASH = """
@@ -93,30 +94,16 @@ def in_a_terminal(typed: str, shell: str = "bash", before: str = "") -> str:
         STARTED[shell], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
     os.close(theirs)
-    _until(ours, "ready> ")
+    read_terminal(ours, "ready> ")
     os.write(ours, LOADED[shell].encode())
-    _until(ours, "loaded.*ready> ")  # what is typed before the prompt is not read by the editor of the line
+    read_terminal(ours, "loaded.*ready> ")  # what is typed before the prompt is not read by the editor of the line
     if before:
         os.write(ours, before.encode())
-        _until(ours, r"ready\r?\n.*ready> ")
+        read_terminal(ours, r"ready\r?\n.*ready> ")
     os.write(ours, keys.encode() + b"\x15exit\n")
-    shown = _until(ours, None)
+    shown = read_terminal(ours)
     process.wait(timeout=60)
     os.close(ours)
-    return shown
-
-
-def _until(terminal: int, end: str | None) -> str:
-    """What the terminal shows until a pattern appears, or until the shell is gone."""
-    shown = ""
-    while end is None or not re.search(end, shown, re.DOTALL):
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:  # the terminal is gone with the shell
-            break
-        if not part:
-            break
-        shown += part.decode(errors="replace")
     return shown
 
 

@@ -21,15 +21,13 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_equal_datasets_are_said_to_be_equal(place, capsys):
-    assert run("diff a same".split()) == 0
+def test_equal_datasets_are_said_to_be_equal(place, said):
     digest = manifest.load("a").digest[:16]
-    assert capsys.readouterr().out == f"A  {digest}  4 images  a\nB  {digest}  4 images  same\nequal\n"
+    assert said("diff", "a", "same") == f"A  {digest}  4 images  a\nB  {digest}  4 images  same\nequal\n"
 
 
-def test_every_change_is_a_line(place, capsys):
-    assert run("diff a b".split()) == 0
-    shown = capsys.readouterr().out
+def test_every_change_is_a_line(place, said):
+    shown = said("diff", "a", "b")
     for line in (
         "added                     15",
         "removed                    1",
@@ -48,11 +46,10 @@ def test_every_change_is_a_line(place, capsys):
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_all_are_listed_when_there_is_no_limit_and_names_without_controls(place, capsys):
+def test_all_are_listed_when_there_is_no_limit_and_names_without_controls(place, said):
     title = "\x1b]0;title\x07\nforged"
     publish(place / "c", [*BASE, *(row(f"n{number:02d}") for number in range(14)), row(title, label=title)])
-    assert run("diff a c --limit 0".split()) == 0
-    shown = capsys.readouterr().out
+    shown = said("diff", "a", "c", "--limit", "0")
     assert shown.count("  + ") == 15
     assert "more;" not in shown
     assert "+ \\x1b]0;title\\x07\\x0aforged" in shown
@@ -67,9 +64,8 @@ def test_only_other_options_are_no_other_records(place, capsys):
     assert "added" not in shown
 
 
-def test_json_holds_all_of_it(place, capsys):
-    assert run("diff a b --json --limit 2".split()) == 0
-    values = json.loads(capsys.readouterr().out)
+def test_json_holds_all_of_it(place, said):
+    values = json.loads(said("diff", "a", "b", "--json", "--limit", "2"))
     assert values["equal"] is False
     assert values["added"]["count"] == 15
     assert [one["key"] for one in values["added"]["images"]] == ["e", "n00"]
@@ -77,8 +73,5 @@ def test_json_holds_all_of_it(place, capsys):
     assert {one["name"] for one in values["facts"]["train"]} == {"height", "width", "bytes", "brightness"}
 
 
-def test_a_wrong_request_is_one_line(place, capsys):
-    assert run("diff a nowhere".split()) == 2
-    out, err = capsys.readouterr()
-    assert "nowhere is not a dataset" in err
-    assert (err.count("\n"), out) == (1, "")
+def test_a_wrong_request_is_one_line(place, refused):
+    assert "nowhere is not a dataset" in refused("diff", "a", "nowhere")

@@ -41,15 +41,13 @@ def test_json_holds_names_as_they_are_and_prints_no_control(record, capsys):
     assert "\x1b" not in shown
 
 
-def test_images_that_leak_between_splits_are_warnings_of_a_sound_dataset(tmp_path, capsys, monkeypatch):
+def test_images_that_leak_between_splits_are_warnings_of_a_sound_dataset(tmp_path, said, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         (tmp_path / f"{name}.jpg").write_bytes(jpeg(1))
     (tmp_path / "table.csv").write_text("image,label,split\none.jpg,cat,train\ntwo.jpg,cat,eval\n")
-    assert run("ingest table.csv --out dataset --split-column split".split()) == 0
-    capsys.readouterr()
-    assert run("verify dataset".split()) == 0
-    assert capsys.readouterr().out.startswith("warning   copies: two.jpg in eval and one.jpg in train\nsound: 2")
+    said("ingest", "table.csv", "--out", "dataset", "--split-column", "split")
+    assert said("verify", "dataset").startswith("warning   copies: two.jpg in eval and one.jpg in train\nsound: 2")
 
 
 def test_errors_are_printed_without_controls(monkeypatch, capsys):

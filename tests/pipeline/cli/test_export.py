@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import execute as run
+from tests.command import python
 
 
 @pytest.fixture
@@ -21,9 +21,8 @@ def place(dataset, monkeypatch) -> Path:
     return dataset.parent
 
 
-def test_the_result_is_said_a_line_a_split(place, capsys):
-    assert run("export dataset --to webdataset --out tars".split()) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_result_is_said_a_line_a_split(place, said):
+    lines = said("export", "dataset", "--to", "webdataset", "--out", "tars").splitlines()
     assert [line.split(",")[:2] for line in lines[:2]] == [
         ["train      20 images", " 2 files"],
         ["eval       4 images", " 2 files"],
@@ -32,16 +31,15 @@ def test_the_result_is_said_a_line_a_split(place, capsys):
     assert sorted(os.listdir(place)) == ["dataset", "tars"]
 
 
-def test_the_result_is_said_as_one_object(place, capsys):
-    assert run("export dataset --to parquet --out out --split eval --shard-mb 1 --json".split()) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == json.loads((place / "out" / "export.json").read_text())
-    assert [file["name"] for file in said["splits"]["eval"]["files"]] == ["data/eval-00000-of-00001.parquet"]
+def test_the_result_is_said_as_one_object(place, said):
+    line = "export dataset --to parquet --out out --split eval --shard-mb 1 --json"
+    result = json.loads(said(*line.split()))
+    assert result == json.loads((place / "out" / "export.json").read_text())
+    assert [file["name"] for file in result["splits"]["eval"]["files"]] == ["data/eval-00000-of-00001.parquet"]
 
 
-def test_metadata_goes_into_the_dataset_itself(place, capsys):
-    assert run("export dataset --to croissant --out dataset".split()) == 0
-    assert capsys.readouterr().out == "croissant  dataset\n"
+def test_metadata_goes_into_the_dataset_itself(place, said):
+    assert said("export", "dataset", "--to", "croissant", "--out", "dataset") == "croissant  dataset\n"
     assert (place / "dataset" / "croissant.json").is_file()
 
 
@@ -77,9 +75,7 @@ cli.main(["export", "dataset", "--to", "{}", "--out", "out"])
     ("to", "left"), [("webdataset", "the export in out is complete"), ("dali", "out is complete or unchanged")]
 )
 def test_an_interruption_of_a_whole_export_does_not_say_that_nothing_was_exported(place, to, left):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LATE.format(to)], capture_output=True, text=True, check=False
-    )
+    run = python(LATE.format(to))
     assert run.returncode == 130
     assert run.stderr.splitlines()[-1] == f"feedline: error: interrupted; {left}"
     assert sorted(os.listdir(place)) == ["dataset", "out"]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -16,11 +12,11 @@ import pytest
 from pipeline.cli import cli
 from pipeline.cli import execute as run
 from pipeline.cli.click_groups import summary
-from pipeline.cli.reference import commands_page, every_command, examples
+from pipeline.cli.reference import every_command, examples
+from tests.command import on_a_terminal, python
 from tests.doc_pages import check_feedline
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "cli-reference.md"
 HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
 CONTEXTS = {context.command_path: context for _, context in every_command()}
 COMMANDS = {path: context.command for path, context in CONTEXTS.items()}
@@ -40,12 +36,6 @@ def shown(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", "80")
     assert run([*path.split()[1:], "--help"]) == 0
     return capsys.readouterr().out
-
-
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # --- every command
@@ -117,19 +107,11 @@ def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
     assert listed == documented == ["0", "1", "2", "3", "130", "143"]
 
 
-# --- the page
-
-
-def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.reference cli-reference > docs/cli-reference.md"
-    assert PAGE.read_text(encoding="utf-8") == commands_page(), f"run `{command}`"
-
-
 # --- how soon
 
 
 def test_help_loads_nothing_heavy_and_the_list_of_commands_no_command():
-    loaded = python(f"""
+    done = python(f"""
 import sys
 from pipeline.cli import execute
 execute(["--help"])
@@ -138,7 +120,9 @@ for path in {list(COMMANDS)}:
     execute([*path.split()[1:], "--help"])
 execute(["--version"])
 print([name for name in {HEAVY} if name in sys.modules])
-""").splitlines()
+""")
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()
     assert next(line for line in loaded if line.startswith("[")) == "[]"
     assert loaded[-1] == "[]"
 
@@ -146,40 +130,17 @@ print([name for name in {HEAVY} if name in sys.modules])
 # --- colours
 
 
-def on_a_terminal(*arguments: str, **environment: str) -> bytes:
-    """What the command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    values = {**os.environ, "TERM": "xterm-256color", **environment}
-    values = {name: value for name, value in values.items() if value}
-    command = [str(Path(sys.executable).parent / "feedline"), *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=values)
-    os.close(theirs)
-    found = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # the terminal is gone when nobody writes to it any more
-            break
-        if not part:
-            break
-        found += part
-    os.close(ours)
-    process.wait(timeout=60)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("environment", "coloured"),
-    [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "", "TERM": "dumb"}, False)],
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_errors_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
-    said = on_a_terminal("ingset", **environment)
-    assert b"there is no command 'ingset'" in said
-    assert (b"\x1b[31m" in said) == coloured
+    _, said = on_a_terminal("ingset", **environment)
+    assert "there is no command 'ingset'" in said
+    assert ("\x1b[31m" in said) == coloured
 
 
-@pytest.mark.parametrize(("environment", "coloured"), [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_results_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
-    said = on_a_terminal("doctor", "--target", "flink", **environment)
-    assert b"flink:" in said
-    assert (b"\x1b[" in said) == coloured
+    _, said = on_a_terminal("doctor", "--target", "flink", **environment)
+    assert "flink:" in said
+    assert ("\x1b[" in said) == coloured

@@ -17,7 +17,7 @@ from beam_jobs.errors import FeedlineError
 from pipeline.cli import cli, errors
 from pipeline.cli import execute as run
 from pipeline.cli.json_schema import ERROR, RESULTS, result_schema
-from pipeline.cli.reference import commands_with_json, json_page
+from pipeline.cli.reference import commands_with_json
 from tests.make_images import class_folders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,11 +94,6 @@ def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str,
     inner += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
     for value in inner:
         yield from objects(value, f"{where}.{value.get('description', '')}")
-
-
-def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.reference json > docs/json.md"
-    assert PAGE.read_text(encoding="utf-8") == json_page(), f"run `{command}`"
 
 
 # --- results

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.common.settings import meanings
-from pipeline.cli.reference import settings_page, target_options
+from pipeline.cli.reference import commands_page, json_page, settings_page, target_options
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.known_settings import names, sections
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "pipeline-yaml.md"
 
 
 def rows() -> dict[str, list[str]]:
@@ -27,9 +26,12 @@ def rows() -> dict[str, list[str]]:
     return found
 
 
-def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.reference pipeline-yaml > docs/pipeline-yaml.md"
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), f"run `{command}`"
+@pytest.mark.parametrize(
+    ("name", "page"), [("pipeline-yaml", settings_page), ("cli-reference", commands_page), ("json", json_page)]
+)
+def test_the_page_is_up_to_date(name, page):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert text == page(), f"run `python -m pipeline.cli.reference {name} > docs/{name}.md`"
 
 
 def test_the_docstrings_say_what_every_setting_means_and_name_no_other():

@@ -30,18 +30,16 @@ def place(inferred, dataset, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_schema_is_shown_as_a_table(place, capsys):
-    assert run("schema show old.pbtxt".split()) == 0
-    lines = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
+def test_a_schema_is_shown_as_a_table(place, said):
+    lines = [line.split(maxsplit=4) for line in said("schema", "show", "old.pbtxt").splitlines()]
     assert lines[0] == ["name", "type", "presence", "shape", "domain"]
     assert ["image/class/text", "bytes", "required", "1", "china, flower"] in lines
     assert ["image/mean_rgb", "float", "required", "3", "0 to 255"] in lines
     assert ["int_domain", "{", "is_categorical:", "true", "}"] in lines
 
 
-def test_a_schema_is_shown_to_machines(place, capsys):
-    assert run("schema show old.pbtxt --json".split()) == 0
-    features = {row["name"]: row for row in json.loads(capsys.readouterr().out)["features"]}
+def test_a_schema_is_shown_to_machines(place, said):
+    features = {row["name"]: row for row in json.loads(said("schema", "show", "old.pbtxt", "--json"))["features"]}
     assert features["image/format"] == {
         "name": "image/format",
         "type": "bytes",
@@ -74,9 +72,9 @@ def test_a_difference_is_told_to_machines(place, capsys):
     assert values["changed"]["image/class/text"]["new"]["values"] == ["china", "flower", "zoo"]
 
 
-def test_a_dataset_is_compared_by_the_schema_it_would_get(place, capsys):
-    assert run("schema diff old.pbtxt dataset --json".split()) == 0
-    assert json.loads(capsys.readouterr().out) == {"equal": True, "added": [], "removed": [], "changed": {}}
+def test_a_dataset_is_compared_by_the_schema_it_would_get(place, said):
+    values = json.loads(said("schema", "diff", "old.pbtxt", "dataset", "--json"))
+    assert values == {"equal": True, "added": [], "removed": [], "changed": {}}
 
 
 def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from beam_jobs.runners.flink import Options
 from pipeline.cli import execute
 from pipeline.doctor import Check, dataflow, flink, orchestrators
 from tests.beam_jobs.web_server import serving
+from tests.command import executable
 from tests.orchestrators.airflow_environments import bin_of
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
@@ -33,12 +33,6 @@ def overview() -> Iterator[tuple[str, dict[str, object]]]:
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
 
 
 # --- checks and targets
@@ -91,13 +85,12 @@ def test_a_jar_that_is_named_has_to_be_there(tmp_path):
 
 
 def test_a_worker_of_another_python_is_named(tmp_path):
-    old = script(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
-    other = script(tmp_path / "feedline-worker", f"#!{old}\n")
-    assert (
-        f" has Python 3.9.1, this is {platform.python_version()}" in flink.worker(Options(worker_command=other)).detail
-    )
-    same = script(tmp_path / "same", f"#!{sys.executable}\n")
-    assert flink.worker(Options(worker_command=same)).ok
+    old = executable(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
+    other = executable(tmp_path / "feedline-worker", f"#!{old}\n")
+    different = flink.worker(Options(worker_command=str(other)))
+    assert f" has Python 3.9.1, this is {platform.python_version()}" in different.detail
+    same = executable(tmp_path / "same", f"#!{sys.executable}\n")
+    assert flink.worker(Options(worker_command=str(same))).ok
     assert flink.worker(Options(worker_command=str(tmp_path / "absent"))).mark == "missing"
     elsewhere = Options(worker_command=str(tmp_path / "absent"), flink_master="host:8081")
     assert flink.worker(elsewhere).mark == "warn"
@@ -223,8 +216,7 @@ def test_without_the_program_of_airflow_it_says_that_compile_needs_none(tmp_path
     check = by_name(orchestrators.airflow_checks(SETTINGS))["airflow"]
     assert (check.mark, "DAG file is written without one" in check.detail) == ("warn", True)
     assert "-r constraints/airflow3.txt" in check.remedy
-    (tmp_path / "airflow").write_text("#!/bin/sh\n")
-    (tmp_path / "airflow").chmod(0o755)
+    executable(tmp_path / "airflow", "#!/bin/sh\n")
     assert "is not a Python script" in by_name(orchestrators.airflow_checks(SETTINGS))["airflow"].detail
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\nimport airflow\n")
     (tmp_path / "airflow.py").write_text("raise OSError('the disk is broken')")

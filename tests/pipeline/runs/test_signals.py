@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
+
+from tests.command import python
 
 CODE = """
 import os, signal
@@ -146,10 +146,6 @@ signals.hold = hold
 entry.main()
 """
 CODES = [("SIGINT", 130), ("SIGTERM", 143)]
-
-
-def python(code: str, timeout: float = 120.0) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.parametrize(("name", "code"), CODES)

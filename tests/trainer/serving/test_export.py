@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from tests.make_images import crop, encode, jpeg, png
+from tests.make_images import crop, encode, grey_image, jpeg, png
 from tests.trainer.conftest import bright_sky
 from trainer.input.parse import DecodeRaw
 from trainer.input_fn import KEY, make_dataset
@@ -19,10 +19,6 @@ from trainer.ops import IMAGE, parse_ops
 from trainer.options import InputOptions
 from trainer.serving.export import DESCRIPTION_NAME, PROBABILITIES, export
 from trainer.training.transfer import leaves
-
-
-def grey(level: int, kind: str = "PNG") -> bytes:
-    return encode(np.full((20, 24, 3), level, np.uint8), kind)
 
 
 def sigmoid(value: float) -> float:
@@ -48,7 +44,7 @@ def test_the_default_signature_takes_files_and_names_its_outputs(sky):
 
 def test_class_text_and_probability_are_those_of_the_most_likely_class(sky):
     levels = [255, 0, 144, 112]
-    outputs = sky.signatures["serving_default"](image_bytes=tf.constant([grey(level) for level in levels]))
+    outputs = sky.signatures["serving_default"](image_bytes=tf.constant([grey_image(level) for level in levels]))
     assert outputs["class"].numpy().tolist() == [1, 0, 1, 0]
     assert outputs["text"].numpy().tolist() == [b"light", b"dark", b"light", b"dark"]
     expected = [sigmoid(127 / 16), sigmoid(8), sigmoid(1), sigmoid(1)]
@@ -58,7 +54,7 @@ def test_class_text_and_probability_are_those_of_the_most_likely_class(sky):
 
 def test_any_number_of_files_of_any_size_and_kind_is_served_at_once(sky):
     serve = sky.signatures["serving_default"]
-    mixed = [png(1, 30, 90), jpeg(2), encode(crop(3, 50, 40)[..., 0], "PNG"), grey(200, "JPEG")]
+    mixed = [png(1, 30, 90), jpeg(2), encode(crop(3, 50, 40)[..., 0], "PNG"), grey_image(200, "JPEG")]
     together = serve(image_bytes=tf.constant(mixed))[PROBABILITIES].numpy()
     alone = [serve(image_bytes=tf.constant([data]))[PROBABILITIES].numpy()[0] for data in mixed]
     np.testing.assert_allclose(together, alone, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from tests.make_images import encode, flipped
+from tests.make_images import flipped, grey_image
 from tests.trainer.conftest import keys_of
 from tests.trainer.streams.test_make import greys, options
 from trainer.input.position import Position
@@ -25,7 +25,7 @@ NAMED = RecordLayout(image="image", label="label", key="id")
 
 def example(grey: int, **more) -> bytes:
     """A record as TFDS writes it, with a few features besides."""
-    image = encode(np.full((12, 12, 3), grey, np.uint8), "PNG")
+    image = grey_image(grey)
     values = {"image": image, "label": grey % 2, "id": f"{grey:03d}", "number": grey, "name": CLASSES[grey % 2]}
     values["both"] = [name for bit, name in enumerate(CLASSES) if grey >> bit & 1]
     features = {name: feature(value) for name, value in {**values, **more}.items()}

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -13,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from tests.make_images import encode
+from tests.command import python
+from tests.engines.flink_processes import wait_until
+from tests.make_images import encode, grey_image
 from trainer.input.position import Position
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
@@ -29,12 +29,8 @@ def options(**values) -> InputOptions:
     return InputOptions(**{**given, **dict.fromkeys(("train_ops", "eval_ops"), f"decode|resize({SIDE})"), **values})
 
 
-def image_of(grey: int) -> bytes:
-    return encode(np.full((12, 12, 3), grey, np.uint8), "PNG")
-
-
 def items(*greys: int, classes: int = 2) -> list[tuple[str, bytes, int]]:
-    return [(f"{grey:03d}", image_of(grey), grey % classes) for grey in greys]
+    return [(f"{grey:03d}", grey_image(grey), grey % classes) for grey in greys]
 
 
 def flat(stream):
@@ -58,9 +54,9 @@ def test_a_generator_is_delivered_in_its_order_with_the_features_of_make_dataset
 
 
 def test_images_without_labels_and_with_many():
-    none = make_stream(lambda: [("1", image_of(1), None)], options(), classes=0, training=False)
+    none = make_stream(lambda: [("1", grey_image(1), None)], options(), classes=0, training=False)
     assert list(flat(none)) == [(1, 1, -1)]
-    several = [("1", image_of(1), [0, 2]), ("2", image_of(2), []), ("3", image_of(3), (1,))]
+    several = [("1", grey_image(1), [0, 2]), ("2", grey_image(2), []), ("3", grey_image(3), (1,))]
     stream = make_stream(lambda: several, options(), classes=3, training=False, reading=Reading(multi=True))
     assert [label for _, _, label in flat(stream)] == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
@@ -71,7 +67,7 @@ def test_batches_that_no_memory_holds_are_refused():
 
 
 def test_zeros_at_the_end_of_an_image_and_a_key_stay():
-    seen = list(make_stream(lambda: [(b"k\0", image_of(1) + b"\0\0", 0)], options(), classes=1, training=False))
+    seen = list(make_stream(lambda: [(b"k\0", grey_image(1) + b"\0\0", 0)], options(), classes=1, training=False))
     assert seen[0][0]["key"].numpy().tolist() == [b"k\0"]
 
 
@@ -175,7 +171,7 @@ def test_who_stops_reading_a_queue_takes_nothing_that_comes_later():
     iterator = iter(make_stream(QueueSource(received), options(), classes=2, training=True))
     assert next(iterator)[0]["key"].numpy() == [b"001"]
     del iterator
-    wait_until(lambda: not source_threads())
+    wait_until(lambda: not source_threads(), 10)
     received.put(items(2)[0])
     time.sleep(0.3)
     assert received.qsize() == 1
@@ -183,13 +179,6 @@ def test_who_stops_reading_a_queue_takes_nothing_that_comes_later():
 
 def source_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("feedline-source")]
-
-
-def wait_until(true, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_generator_that_nobody_reads_on_is_closed():
@@ -207,7 +196,7 @@ def test_a_generator_that_nobody_reads_on_is_closed():
     assert not closed.is_set()
     del iterator
     assert closed.wait(10)
-    wait_until(lambda: not source_threads())
+    wait_until(lambda: not source_threads(), 10)
 
 
 def test_what_is_read_ahead_is_bounded_in_bytes():
@@ -216,7 +205,7 @@ def test_what_is_read_ahead_is_bounded_in_bytes():
     def source():
         for grey in range(200):
             taken.append(grey)
-            yield f"{grey}", image_of(1) + bytes(10_000), 0
+            yield f"{grey}", grey_image(1) + bytes(10_000), 0
 
     given = options(prefetch_batches=1, parse_batch=1)
     iterator = iter(make_stream(source, given, classes=1, training=True, reading=Reading(buffer_mb=0.1)))
@@ -378,7 +367,7 @@ def test_a_source_that_never_answers_does_not_keep_the_interpreter():
         from trainer.options import InputOptions
         from trainer.streams import make_stream
         def silent():
-            yield "a", bytes.fromhex("{image_of(1).hex()}"), 0
+            yield "a", bytes.fromhex("{grey_image(1).hex()}"), 0
             threading.Event().wait()
         def main():
             given = InputOptions(image_side_px=8, batch_size=1, shuffle="none")
@@ -388,7 +377,6 @@ def test_a_source_that_never_answers_does_not_keep_the_interpreter():
             raise SystemExit(3)
         main()
     """
-    run = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=200)  # most of it is importing TensorFlow
+    done = python(textwrap.dedent(program), timeout=200)  # most of it is importing TensorFlow
     assert done.stdout == "1 1\n", done.stderr[-2000:]
     assert done.returncode == 3, done.stderr[-2000:]

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,8 @@ import tensorflow as tf
 
 from beam_jobs.common import system
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
+from tests.small_disk import small_disk
+from tests.trainer.train_once import Act
 from trainer.evaluation.evaluate import evaluate
 from trainer.options import TrainOptions
 from trainer.training import loop
@@ -128,19 +129,6 @@ def weights(model: keras.Model) -> list[np.ndarray]:
 
 def same(model: keras.Model, other: keras.Model) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(weights(model), weights(other), strict=True))
-
-
-class Act(keras.callbacks.Callback):
-    """Does something after a step, counted from 1 over all epochs."""
-
-    def __init__(self, step: int, act: Callable[[], Any]) -> None:
-        super().__init__()
-        self._left, self._act = step, act
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._left -= 1
-        if not self._left:
-            self._act()
 
 
 @pytest.fixture(autouse=True)
@@ -454,34 +442,20 @@ def test_worker_that_does_not_write_writes_nothing(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_checkpoints_that_a_small_disk_cannot_hold_are_refused_before_the_first_step(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "feedline-test", place], check=True)
     steps = []
-    try:
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda step, logs: steps.append(step))
+    with small_disk(tmp_path / "disk") as make:
+        place = make(2 << 20)
         layers = [keras.layers.Dense(20_000, name="base"), keras.layers.Dense(2, activation="softmax", name="head")]
         model = keras.Sequential([keras.Input([2]), *layers])
-        task = task_of(told(), model=model, checkpoints=Checkpoints(str(place / "training")), callbacks=[Steps(steps)])
+        task = task_of(told(), model=model, checkpoints=Checkpoints(str(place / "training")), callbacks=[count])
         # 100,002 values and as many of each of the two slots of the optimizer, in three checkpoints at a time.
         wanted = r"not enough room for the checkpoints, about 3\.6 MB are needed and 2\.\d MB are free; make room"
         with pytest.raises(DiskError, match=wanted):
             train(task, told(epochs=3))
         assert not steps
         assert not (place / "training").exists()
-        subprocess.run(["mount", "-o", "remount,size=4m", place], check=True)
+        make(4 << 20)
         train(task, told(epochs=3))
         assert len(steps) == 3 * STEPS
         assert sum(path.stat().st_size for path in place.rglob("*.npz")) == pytest.approx(2.4e6, rel=0.01)
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-
-
-class Steps(keras.callbacks.Callback):
-    """Counts the steps that were begun."""
-
-    def __init__(self, seen: list[int]) -> None:
-        super().__init__()
-        self._seen = seen
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._seen.append(batch)

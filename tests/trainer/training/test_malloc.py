@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.command import python
 
 CODE = """
 import resource
@@ -20,8 +19,7 @@ PAGES = 6 * (20 << 20) // 4096  # of one turn
 
 
 def faults(call: bool) -> int:
-    run = subprocess.run([sys.executable, "-c", CODE.format(call=call)], capture_output=True, text=True, check=True)
-    return int(run.stdout)
+    return int(python(CODE.format(call=call), check=True).stdout)
 
 
 def test_freed_buffers_are_kept_for_the_next_ones():

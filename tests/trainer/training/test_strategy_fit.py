@@ -3,11 +3,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
+from tests.engines.flink_processes import free_ports, wait_until
 from tests.trainer.workers.task import (
     EPOCHS,
     EVALUATED,
@@ -33,15 +32,6 @@ from trainer.input.position import Host
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240  # some 40 s on two idle cores
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on; all are held at once, so they differ."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
 
 
 def configs(count: int) -> list[str]:
@@ -202,25 +192,19 @@ def test_a_worker_that_is_gone_ends_the_others_with_one_line(tmp_path):
     with ExitStack() as stack:
         workers = []
         for index, config in enumerate(configs(2)):
-            log = stack.enter_context((tmp_path / f"{index}.txt").open("w"))
+            out = stack.enter_context((tmp_path / f"{index}.txt").open("w"))
             environment = environment_with(config)
-            workers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            workers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT))
             stack.callback(workers[-1].kill)
-        wait_for(lambda: "epoch 3" in (tmp_path / "0.txt").read_text() or workers[0].poll() is not None)
+        log = tmp_path / "0.txt"
+        wait_until(lambda: "epoch 3" in log.read_text() or workers[0].poll() is not None, WAIT_S)
         workers[1].kill()
         assert workers[0].wait(WAIT_S) == 1
-    said = [line for line in (tmp_path / "0.txt").read_text().splitlines() if line.startswith("FeedlineError")]
+    said = [line for line in log.read_text().splitlines() if line.startswith("FeedlineError")]
     assert len(said) == 1
     assert said[0].startswith(
         "FeedlineError: another worker of the training has ended, see its log; start all workers again"
     )
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def test_ragged_columns_reach_two_replicas_without_a_sparse_tensor(trainings, greys):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from trainer.evaluation.evaluate import Plan, evaluate
@@ -27,12 +26,12 @@ def make_greys(source: Path, out: Path) -> Path:
     """96 images of one grey each for training and 25 for evaluation, with a list of 0 to 3 tags each."""
     from beam_jobs.ingest import run  # Beam takes seconds to import, and the processes read alone
     from beam_jobs.options import IngestOptions, TableColumns
-    from tests.make_images import encode
+    from tests.make_images import grey_image
 
     lines = []
     source.mkdir(parents=True)
     for grey in range(96 + EVALUATED):
-        (source / f"{grey:03d}.png").write_bytes(encode(np.full((12, 12, 3), 2 * grey, np.uint8), "PNG"))
+        (source / f"{grey:03d}.png").write_bytes(grey_image(2 * grey))
         split, label = ("train" if grey < 96 else "eval"), ("even", "odd")[grey % 2]
         row = {"image": f"{grey:03d}.png", "label": label, "split": split, "tags": list(range(grey % 4))}
         lines.append(json.dumps(row))

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from beam_jobs.images.sandbox import pool
 from beam_jobs.images.sandbox.pool import Decoder, DecoderDied, Pool, PoolClosed
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
+from tests.command import python
+from tests.engines.flink_processes import wait_until
 from tests.make_images import crop, encode, jpeg, png
 
 LIMITS = ImageLimits()
@@ -310,12 +311,9 @@ def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
         "sandbox.examine([jpeg(1)], ImageLimits(), PixelOptions(), 'all', 1); "
         "print(*[one.pid for one in sandbox._pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=250)
+    done = python(code)
     (pid,) = map(int, done.stdout.split())
-    end = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
 
 
 def test_a_forked_process_has_decoders_of_its_own():
@@ -407,8 +405,7 @@ def own_decoders() -> list[psutil.Process]:
 def test_a_fork_server_whose_parent_is_gone_ends_before_it_has_imported_tensorflow():
     code = "import os, psutil; from beam_jobs.images import sandbox; sandbox.start(); "
     code += "print(psutil.Process().children()[0].pid, flush=True); os._exit(0)"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    maps = Path("/proc", done.stdout.strip(), "maps")
+    maps = Path("/proc", python(code, check=True).stdout.strip(), "maps")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while text := maps.read_text():  # empty once it has ended
             assert "libtensorflow" not in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 
@@ -14,7 +13,7 @@ from beam_jobs import storage
 from beam_jobs.storage import object_stores
 from beam_jobs.storage.object_stores import gcs, s3
 from tests.beam_jobs import gcs_server
-from tests.command import feedline
+from tests.command import feedline, python
 
 NAMES = ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "AWS_PROFILE", "AWS_ENDPOINT_URL")
 GOOGLE = (
@@ -60,13 +59,8 @@ def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         asks = "from beam_jobs.storage.object_stores import gcs as g; g._WAIT_S = 1.0; print(g.missing_login())"
-        done = subprocess.run(
-            [sys.executable, "-c", asks],
-            env={**os.environ, "NO_GCE_CHECK": "false", "GCE_METADATA_IP": place, "GCE_METADATA_TIMEOUT": "600"},
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-        )
+        server = {"NO_GCE_CHECK": "false", "GCE_METADATA_IP": place, "GCE_METADATA_TIMEOUT": "600"}
+        done = python(asks, env={**os.environ, **server}, timeout=LONGEST_S)
     assert done.stdout.startswith(
         "there are no Google Cloud credentials here (no answer from the metadata server in 1 s); make some with"
     ), done.stderr
