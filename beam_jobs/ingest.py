@@ -25,11 +25,11 @@ from beam_jobs.common.strings import WARNING, plural, size
 from beam_jobs.common.system import Progress, Watch, no_watch
 from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
-from beam_jobs.errors import Fault, OptionError, SourceChanged, TooManyRejects
+from beam_jobs.errors import Fault, FeedlineError, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.options import About, IngestOptions
 from beam_jobs.planning.plan import NO_IMAGES, ExistingImages, Plan, make_plan
 from beam_jobs.rejects import Reject
-from beam_jobs.runners.beam_job import JobFile, MakePipeline, local_pipeline, run_job, runs_on_cluster
+from beam_jobs.runners.beam_job import JobFile, MakePipeline, ServicePipelines, local_pipeline, run_job, runs_on_cluster
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -56,7 +56,7 @@ from beam_jobs.types import ImageRef
 _LISTED_REJECTS = 3
 _NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte
 
-_POLL_S = 2.0  # between tries to lock the output that another command with the same job writes
+_POLL_S = 2.0  # between tries to lock the output that the same command writes
 
 Report = Callable[[str], None]
 
@@ -110,9 +110,9 @@ def run(
     _check_before_writing(options)
     other = _job_file(options, work or storage.join(options.out, work_dir.DIRECTORY), leave, beside=True)
     # A work directory of its own is shared by the runs of a pipeline, of which each writes another output.
-    with _locked(work or options.out, other, make_pipeline, watch, report) as (check_lock, followed):
-        if followed and work_dir.is_published(options.out):
-            return manifest.load(options.out)
+    with _locked(work or options.out, options.out, other, make_pipeline, watch, report) as (check_lock, published):
+        if published:
+            return published
         replace.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
@@ -143,38 +143,46 @@ def _job_file(options: IngestOptions, work: str, leave: Callable[[str], bool] | 
 
 @contextlib.contextmanager
 def _locked(
-    path: str, other: JobFile, make_pipeline: MakePipeline, watch: Watch, report: Report
-) -> Iterator[tuple[Callable[[], None], bool]]:
-    """Locks a directory, after the end of an equal command that has a job on a service, whose job is followed.
+    path: str, out: str, other: JobFile, make_pipeline: MakePipeline, watch: Watch, report: Report
+) -> Iterator[tuple[Callable[[], None], Manifest | None]]:
+    """Locks a directory; while the same command has the lock, and jobs on a service, it waits and follows them.
 
     Args:
       path: output, or work directory.
+      out: output.
       other: file with the job of the command that has the lock.
       make_pipeline: finds the job.
       watch: shows its progress.
       report: takes lines of text.
 
     Yields:
-      the check of `work_dir.exclusive`, and whether a job was followed.
+      the check of `work_dir.exclusive`, and the dataset that the same command published meanwhile, or None.
 
     Raises:
-      OptionError: another ingest has the lock, and no job that this command could follow.
+      OptionError: another ingest has the lock, or the store cannot be written.
     """
-    followed = False
+    command, before, waited = json.dumps([other.command, out]), None, False
     while True:
         with contextlib.ExitStack() as stack:
             try:
-                check_lock = stack.enter_context(work_dir.exclusive(path, None if followed else report))
+                check_lock = stack.enter_context(work_dir.exclusive(path, None if waited else report, command))
             except InUse as error:
-                if other.follow(make_pipeline, watch, report) and not followed:
-                    followed = True
-                    report(f"waiting   for the command that does the rest: {error}")
-                if not followed:
+                if error.command != command or not isinstance(make_pipeline, ServicePipelines):
                     raise
+                if not waited:
+                    report(f"waiting   for the end of the same command: {error}")
+                    before, waited = _load_published(out), True
+                with contextlib.suppress(FeedlineError):  # the service may answer the next time
+                    other.follow(make_pipeline, watch, report)
                 time.sleep(_POLL_S)
                 continue
-            yield check_lock, followed
+            published = _load_published(out) if waited else None
+            yield check_lock, published if published != before else None
             return
+
+
+def _load_published(out: str) -> Manifest | None:
+    return manifest.load(out) if work_dir.is_published(out) else None
 
 
 def _check_before_writing(options: IngestOptions) -> None:

@@ -303,7 +303,7 @@ def test_the_record_of_a_run_says_what_all_components_would(workplace, undisturb
     arguments = ["run", "--config", str(workplace / "recorded.yaml"), "--json"]
     answers = []
     for more in ([], [], ["--no-fast"]):  # the first one makes the record
-        done = python(program, *arguments, *more, cwd=ROOT)
+        done = python(program, *arguments, *more, cwd=ROOT, timeout=560)
         answer, loaded = done.stdout.rsplit(maxsplit=1)
         assert loaded == str("nothing changed since the run of" not in done.stderr), done.stderr
         values = json.loads(answer)

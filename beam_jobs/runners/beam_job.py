@@ -110,7 +110,7 @@ class JobFile:
       leave: takes the `text` of an interrupted job; returns whether it is left running. None cancels it.
       tally: takes the name of a stage and the path of the list of its units, and returns the function that returns the
         finished work of a job that was left running.
-      beside: whether the command that began the job still runs, so that this one never cancels it.
+      beside: whether the command that began the job still runs, which alone cancels it and removes the file.
     """
 
     path: str
@@ -126,7 +126,9 @@ class JobFile:
         storage.write_bytes(self.path, json.dumps(values).encode(), durable=False)
 
     def remove(self, address: dict[str, str]) -> None:
-        """Removes the address of a job that has ended, unless another command began a job meanwhile."""
+        """Removes the address of a job that has ended, unless another command began a job, or does the removing."""
+        if self.beside:
+            return
         with contextlib.suppress(OSError, ValueError, KeyError):  # another run finds that the job has ended
             if self._read()["address"] == address:
                 storage.remove(self.path)
@@ -134,11 +136,8 @@ class JobFile:
     def _read(self) -> Any:
         return storage.parse_json(storage.read_at_most(self.path, _MAX_ADDRESS_BYTES))
 
-    def follow(self, make_pipeline: MakePipeline, watch: Watch, report: Callable[[str], object]) -> bool:
+    def follow(self, make_pipeline: MakePipeline, watch: Watch, report: Callable[[str], object]) -> None:
         """Waits for the end of a job that an earlier command began; returns at once if there is none.
-
-        Returns:
-          whether there was a job.
 
         Raises:
           OptionError: the job runs, and another command began it, or it runs on another engine.
@@ -149,7 +148,7 @@ class JobFile:
             stage, text, address = str(values["stage"]), str(values["text"]), dict(values["address"])
             total = Progress(int(values["images"]), int(values["bytes"]))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
-            return False  # no job, or a file of another program
+            return  # no job, or a file of another program
         except OSError as error:  # a job may run, and a second one must not begin
             raise FeedlineError(f"{self.path} cannot be read: {error}; run the same command again") from error
         remedy = f"wait for its end or cancel it, then remove {self.path}"
@@ -158,7 +157,7 @@ class JobFile:
         result = make_pipeline.attach(address)
         if result is None:
             self.remove(address)
-            return False
+            return
         if values.get("command") != self.command:
             raise OptionError(f"{text} runs for an ingest with other options; repeat that command, or {remedy}")
         report(f"following {text}")
@@ -169,7 +168,6 @@ class JobFile:
                 job.follow(result)
         except FeedlineError as error:  # it failed, or was cancelled: this run does the rest
             report(f"{text} did not finish: {error}")
-        return True
 
 
 def run_job(
@@ -273,8 +271,10 @@ class _Job:
                 note(result)
             state = _wait_until_finish(result)
         except BaseException as error:
-            if file and (file.beside or (_was_interrupted(error) and _is_left(file, result.text))):
+            if file and _was_interrupted(error) and (file.beside or _is_left(file, result.text)):
                 self.remark = f"{result.text} continues, and the same command follows it"
+                raise
+            if file and file.beside:
                 raise
             self.remark = _NOT_CANCELLED  # stays when a second Ctrl-C interrupts `cancel`
             with contextlib.suppress(Exception):

@@ -159,6 +159,7 @@ _STARTUP_MINUTES = 5  # from the request of a worker to its first image; less wi
 _READS = 28, 7, 12
 _WRITES = 44, 4, 5
 _WRITES_PER_SECOND = 1 / 5 + 1 / 10  # the lease of the lock, and the progress
+_LISTS_PER_SECOND = 1 / 2  # of the work that workers have finished, by `beam_job.Tally`, which reads each file once
 _LISTED_PER_REQUEST = 1000
 
 
@@ -207,7 +208,7 @@ def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price:
     seconds = work.core_seconds / _BUSY_SHARE / cores + starting
     worker_hours, vcpu_hours = workers * seconds / 3600, cores * seconds / 3600
     cost = vcpu_hours * vcpu_hour_price
-    reads, writes = store_requests(work, seconds)
+    reads, writes = store_requests(work, seconds, on_workers=True)
     lines = {
         "workers": f"{workers} x {pool.machine_type} in {pool.region}, at most {pool.max_workers}",
         "time": f"{duration(seconds)}, of which {duration(starting)} are starting",
@@ -229,16 +230,21 @@ def estimate_dataflow_resources(work: Work, pool: DataflowPool, vcpu_hour_price:
     return ResourceEstimate(lines=lines, values=values)
 
 
-def store_requests(work: Work, seconds: float) -> tuple[int, int]:
+def store_requests(work: Work, seconds: float, on_workers: bool) -> tuple[int, int]:
     """Returns the number of requests to a store that read, and of those that write, copy or list.
 
     Args:
       work: work of the ingest, with output and images in object stores.
       seconds: duration of the ingest.
+      on_workers: whether other processes do the work, so that the command asks the store how far they are.
     """
-    counts = 1, work.buckets, sum(work.shards.values())
-    reads, writes = (sum(map(operator.mul, counts, each)) for each in (_READS, _WRITES))
+    units, shards = work.buckets, sum(work.shards.values())
+    reads, writes = (sum(map(operator.mul, (1, units, shards), each)) for each in (_READS, _WRITES))
     listed = work.images / _LISTED_PER_REQUEST if work.requests else 0
+    if on_workers:
+        reads += units + shards
+        files = max(_WRITES[1] * units, _WRITES[2] * shards)  # in the listed directory of a job
+        listed += seconds * _LISTS_PER_SECOND * math.ceil(files / _LISTED_PER_REQUEST)
     return work.requests + reads, math.ceil(writes + listed + seconds * _WRITES_PER_SECOND)
 
 

@@ -158,7 +158,7 @@ class Options(settings.Options):
         environment, or else of `PATH`, so that task managers need it at the same path.
       worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
         `worker_command`, for task managers that are containers of their own.
-      workers: worker processes a task manager, each with one decoder; 0 starts one for each of its slots.
+      workers: worker processes a task manager, each with one decoder; 0 starts up to one for each of its slots.
       retries: how often a job that Flink gave up is sent again; what it had finished is not done again.
       java_memory: largest heap of the JVM started here: the job server, and the mini cluster in it.
       log_dir: directory for the logs of this run, kept; empty takes a temporary one that stays when a job failed.

@@ -32,7 +32,9 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storag
 
 
 @contextlib.contextmanager
-def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
+def exclusive(
+    out: str, report: Callable[[str], object] | None = None, command: str = ""
+) -> Iterator[Callable[[], None]]:
     """Locks an output against other ingests for the duration of the block.
 
     The lock file of `DIR/NAME` is `DIR/.NAME.feedline-lock`, because a replacement renames `DIR/NAME` itself. In object
@@ -41,6 +43,7 @@ def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterat
     Args:
       out: directory of a dataset, or a work directory that several outputs share.
       report: takes a line while it is watched whether an ingest on another machine still runs.
+      command: see `lock.Owner`.
 
     Yields:
       a check that raises `OptionError` when another ingest took the output over; see `lock.exclusive`.
@@ -54,7 +57,7 @@ def exclusive(out: str, report: Callable[[str], object] | None = None) -> Iterat
         check = None
         for path in _lock_paths(out):
             try:
-                check = stack.enter_context(lock.exclusive(path, refusal, report))
+                check = stack.enter_context(lock.exclusive(path, refusal, report, command))
                 break
             except OSError as error:
                 if storage.is_remote(out):

@@ -33,7 +33,15 @@ _owned: set[str] = set()  # tokens of the locks of this process; it may lack the
 
 
 class Locked(Exception):
-    """Another process owns the lock; the text is its owner: `process 4711 on host a since 2026-01-31 12:00:00 UTC`."""
+    """Another process owns the lock; the text is its owner: `process 4711 on host a since 2026-01-31 12:00:00 UTC`.
+
+    Attributes:
+      command: that of the owner; empty if it is not known.
+    """
+
+    def __init__(self, text: str, command: str = "") -> None:
+        super().__init__(text)
+        self.command = command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,7 @@ class Owner:
       since: time of locking, in seconds since the epoch.
       token: unique name of this lock.
       leased: whether the owner renews a lease; that of a file and of an earlier release does not.
+      command: what the owner does, for a process that does the same and may wait for it.
     """
 
     host: str = field(default_factory=socket.gethostname)
@@ -55,6 +64,7 @@ class Owner:
     since: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     leased: bool = False
+    command: str = ""
 
     def __str__(self) -> str:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
@@ -73,12 +83,13 @@ class Owner:
 
 
 @contextlib.contextmanager
-def locked(path: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
+def locked(path: str, report: Callable[[str], object] | None = None, command: str = "") -> Iterator[Callable[[], None]]:
     """Holds a lock while the block runs, and removes it afterwards.
 
     Args:
       path: path of the lock file or object. The directory of a local file must exist.
       report: takes a line when the lock of another machine is watched, which takes `LEASE_S` at most.
+      command: see `Owner`.
 
     Yields:
       a check that raises `Locked` when another process took the lock over, because this one did not run for `LEASE_S`.
@@ -87,25 +98,34 @@ def locked(path: str, report: Callable[[str], object] | None = None) -> Iterator
       Locked: another process owns the lock.
       OSError: the lock cannot be created.
     """
-    with _lock_object(path, report) if storage.is_remote(path) else _lock_file(path) as check:
+    with _lock_object(path, report, command) if storage.is_remote(path) else _lock_file(path, command) as check:
         yield check
 
 
 class InUse(OptionError):
-    """Another process owns the lock, and the message is that of `exclusive`."""
+    """Another process owns the lock; the message is that of `exclusive`.
+
+    Attributes:
+      command: see `Locked`.
+    """
+
+    command: str = ""
 
 
 OWNER = "{owner}"
 
 
 @contextlib.contextmanager
-def exclusive(path: str, refusal: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
+def exclusive(
+    path: str, refusal: str, report: Callable[[str], object] | None = None, command: str = ""
+) -> Iterator[Callable[[], None]]:
     """Holds a lock as `locked` does, with errors for users.
 
     Args:
       path: path of the lock file or object.
       refusal: message of the errors, with `OWNER` in the place of the owner.
       report: see `locked`.
+      command: see `Owner`.
 
     Yields:
       the check of `locked`.
@@ -124,14 +144,16 @@ def exclusive(path: str, refusal: str, report: Callable[[str], object] | None = 
 
     with contextlib.ExitStack() as stack:
         try:
-            check_lock = stack.enter_context(locked(path, report))
+            check_lock = stack.enter_context(locked(path, report, command))
         except Locked as error:
-            raise InUse(refusal.replace(OWNER, str(error))) from None
+            refused = InUse(refusal.replace(OWNER, str(error)))
+            refused.command = error.command
+            raise refused from None
         yield check
 
 
 @contextlib.contextmanager
-def _lock_file(path: str) -> Iterator[Callable[[], None]]:
+def _lock_file(path: str, command: str) -> Iterator[Callable[[], None]]:
     descriptor = _open_locked(path)
     token = uuid.uuid4().hex
     _owned.add(token)
@@ -139,7 +161,7 @@ def _lock_file(path: str) -> Iterator[Callable[[], None]]:
         with contextlib.suppress(OSError):  # the disk may be full; the lock works without a name of its owner
             writable = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
             try:
-                os.write(writable, Owner(token=token).to_bytes())
+                os.write(writable, Owner(token=token, command=command).to_bytes())
             finally:
                 os.close(writable)
         yield lambda: None  # the kernel keeps it, also while the process is stopped
@@ -165,7 +187,7 @@ def _open_locked(path: str, access: int = os.O_RDONLY) -> int:
                 owner = _parse_owner(content)
                 timeout = _NAMING_S if not owner else _ENDING_S if owner.has_ended() else 0.0
                 if time.monotonic() >= started + timeout:
-                    raise Locked(_describe_owner(content))
+                    raise Locked(_describe_owner(content), owner.command if owner else "")
                 time.sleep(0.02)
             # The previous owner may have removed the file after it was opened here.
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -196,8 +218,10 @@ def _flock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _lock_object(path: str, report: Callable[[str], object] | None = None) -> Iterator[Callable[[], None]]:
-    owner = Owner(machine=system.identity(), leased=True)
+def _lock_object(
+    path: str, report: Callable[[str], object] | None = None, command: str = ""
+) -> Iterator[Callable[[], None]]:
+    owner = Owner(machine=system.identity(), leased=True, command=command)
     content = owner.to_bytes()
     for _ in range(_ATTEMPTS):
         if storage.create_exclusive(path, content):
@@ -252,7 +276,7 @@ def _remove_ended(path: str, content: bytes, report: Callable[[str], object] | N
     if not owner or not (owner.has_ended() or owner.leased):
         raise Locked(f"{_describe_owner(content)}; if that process has ended, delete {path}")
     if not owner.has_ended() and (owner.machine == system.identity() or _is_renewed(path, owner, content, report)):
-        raise Locked(str(owner))
+        raise Locked(str(owner), owner.command)
     # Two processes may see the same ended owner. The slower one must not remove the new lock of the faster one.
     with _lock_object(f"{path}-{owner.token}"):
         if storage.read_bytes(path) == content:

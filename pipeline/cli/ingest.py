@@ -19,7 +19,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
-from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
+from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, watch_progress
 from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings, option_names
 from pipeline.runs import signals
 from pipeline.runs.dataset_lines import aligned, dataset_lines
@@ -199,7 +199,8 @@ def leave_job(text: str) -> bool:
         ready, _, _ = select.select([sys.stdin], [], [], ASK_S)
         if ready and sys.stdin.readline().strip().lower() == "c":
             return False
-    say(f"to follow the job: {shlex.join(['feedline', *sys.argv[1:]])}")
+    with contextlib.suppress(OSError):  # a terminal that is gone is no reason to cancel the job
+        say(f"to follow the job: {program()} {shlex.join(sys.argv[1:])}")
     return True
 
 

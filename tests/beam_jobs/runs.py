@@ -88,4 +88,6 @@ def records_under(path: str | Path) -> dict[str, dict[str, list]]:
         for name, data in shards_under(Path(path)).items()
         for _, payload in tfrecord.read_records(io.BytesIO(data), name)
     ]
-    return {values[record.FILENAME][0].decode(): values for values in map(record.decode, payloads)}
+    found = {values[record.FILENAME][0].decode(): values for values in map(record.decode, payloads)}
+    assert len(found) == len(payloads), "two records have the same key"
+    return found

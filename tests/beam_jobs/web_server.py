@@ -118,7 +118,7 @@ def reset(before: bytes = b"") -> Page:
 
     def page(handler: Handler) -> None:
         handler.raw(before)
-        time.sleep(0.05)  # for what was sent to arrive before the reset throws it away
+        time.sleep(0.05 if before else 0)  # for what was sent to arrive before the reset throws it away
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.connection.close()
         handler.close_connection = True

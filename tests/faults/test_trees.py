@@ -325,7 +325,7 @@ def test_very_many_files(fault, ingests: Worker, tmp_path: Path, tries):
         "found = sum(1 for _ in ClassFolders(sys.argv[1]).entries())\n"
         "print(found, (peak() - before) * 1024)\n"
     )
-    listed, taken = map(int, python(listing, tree, cwd=ROOT, check=True).stdout.split())
+    listed, taken = map(int, python(listing, tree, cwd=ROOT, check=True, timeout=850).stdout.split())
     row.tried(f"listing took {taken} bytes", lost=listed != count, wrong=taken > 2000 * count + (16 << 20))
     found = ingests.ingest(tree, tmp_path / "out", timeout=580)
     images, rejects = found.images, found.rejects

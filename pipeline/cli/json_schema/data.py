@@ -194,7 +194,8 @@ _ESTIMATE = one(
     ),
     estimate=anything(
         "The estimate: `seconds`, and `cores` and `start_seconds` for other runners than Dataflow; for Dataflow "
-        "`workers`, `max_workers`, `worker_hours`, `vcpu_hours`, `write_requests`, and, with `vcpu_hour_price`, `cost`."
+        "`workers`, `max_workers`, `worker_hours`, `vcpu_hours`, `read_requests`, `write_requests`, and, with "
+        "`vcpu_hour_price`, `cost`."
     ),
 )
 _VERIFICATION = one(

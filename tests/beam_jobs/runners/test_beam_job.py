@@ -252,6 +252,10 @@ def fail(_: str) -> bool:
 def test_a_job_that_nobody_left_is_cancelled_and_one_that_was_left_has_its_address_in_a_file(tmp_path):
     for name, leave in (("gone", fail), ("asked", lambda _: False)):
         assert on_service(JobFile(path=str(tmp_path / name), leave=leave)).cancelled, name
+    other = JobFile(path=str(tmp_path / "other"), leave=lambda _: False, beside=True)
+    assert not on_service(other).cancelled, "the command that began it still runs"
+    other.remove(_Interrupted.address)
+    os.remove(other.path)
     (tmp_path / "file").touch()
     assert on_service(JobFile(path=str(tmp_path / "file" / "no directory"))).cancelled, "nobody would find it"
     assert os.listdir(tmp_path) == ["file"]

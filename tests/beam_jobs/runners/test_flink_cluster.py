@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import flink
 from beam_jobs.runners.flink import Options
 from pipeline.doctor import flink as doctor
 from tests.beam_jobs.web_server import body
@@ -48,6 +48,7 @@ def test_a_cluster_that_fits_gives_its_slots_and_each_has_a_worker(cluster):
     for options, parallelism, workers in (
         (Options(flink_master=url.removeprefix("http://")), 9, 5),
         (Options(flink_master=f"{url}/", parallelism=3), 3, 5),
+        (Options(flink_master=url, parallelism=9), 9, 5),
         (Options(flink_master=url, workers=2), 9, 2),
         (Options(parallelism=4), 4, 4),
     ):
@@ -102,5 +103,7 @@ def test_the_remedies_of_the_doctor_are_whole_commands(cluster, tmp_path):
     ]
 
 
-def test_without_a_cluster_every_core_is_a_slot():
-    assert Options().cluster().slots == cores()
+def test_without_a_cluster_every_core_is_a_slot_with_a_worker(monkeypatch):
+    monkeypatch.setattr(flink, "cores", lambda: 3)
+    arguments = Options().beam_arguments("", Options().cluster())
+    assert {"--parallelism=3", "--sdk_worker_parallelism=3"} <= set(arguments)

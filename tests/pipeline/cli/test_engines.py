@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import pty
 import re
 import sys
@@ -17,6 +18,7 @@ from beam_jobs.runners import flink
 from pipeline import cli
 from pipeline.cli import ingest as ingest_command
 from pipeline.cli.ingest import parse_engine
+from pipeline.runs import signals
 from tests.engines.flink_parts import program
 
 
@@ -146,3 +148,15 @@ def test_ctrl_c_leaves_a_job_unless_c_is_typed_and_names_the_command_that_follow
     errors = capsys.readouterr().err
     assert "the job far away continues in " in errors
     assert ("to follow the job: feedline ingest 'my photos' --out gs://bucket/out\n" in errors) == left
+
+
+@pytest.mark.parametrize(("stdin", "code"), [(None, 0), (io.StringIO("c\n"), 0), (io.StringIO(), signals.TERMINATED)])
+def test_without_anyone_to_ask_a_job_is_left_also_where_nothing_can_be_printed(stdin, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(signals, "code", lambda: code)
+    assert ingest_command.leave_job("the job far away")
+    assert capsys.readouterr().err.startswith("to follow the job: ")
+    with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert ingest_command.leave_job("the job far away")
+        monkeypatch.undo()
