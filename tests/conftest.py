@@ -73,11 +73,11 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that fails with a code, and returns the one line that it says."""
     from pipeline.cli import execute
 
-    def run(*arguments: object, code: int = 2) -> str:
+    def run(*arguments: object, code: int = 2, printed: str = "") -> str:
         capsys.readouterr()
         ended = execute([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
-        assert (ended, out, err.count("\n")) == (code, "", 1), err
+        assert (ended, out, err.count("\n")) == (code, printed, 1), err
         return err.removesuffix("\n")
 
     return run

@@ -282,7 +282,7 @@ def test_a_bill_adds_up():
     listed = 1000 + 0.5 * 4 * seconds  # the work of 783 shards is 3,915 files
     assert found.values["write_requests"] == pytest.approx(44 + 489 * 4 + 783 * 5 + 0.3 * seconds + listed, abs=1)
     assert found.values["cost"] == pytest.approx(4 * hours * 0.05, rel=0.01)
-    assert found.lines["requests"] == "2,000,000 to read, 7,500 to write, copy and list"
+    assert found.lines["requests"] == "2,000,000 to read, 11,000 to write, copy and list"
     assert found.lines["cost"] == "1 at 0.05 a vCPU hour, without requests and storage"
 
 
