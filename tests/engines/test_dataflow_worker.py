@@ -154,8 +154,8 @@ def test_an_ingest_asks_a_slow_store_as_often_as_the_dry_run_says_and_copies_onl
     photos, bucket, bucket_images, shards
 ):
     """A copy costs requests, and what is deleted is kept and paid for a week where a bucket has soft deletion."""
-    given = {"bucket_images": bucket_images, "shards": shards}
-    chosen = options(bucket.put_tree("photos", photos), f"{bucket.url}/out", **given)
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    chosen = options(source, out, bucket_images=bucket_images, shards=shards)
     work = dry_run.estimate(chosen, LocalEngine()).work
     bucket.tap.asked.clear()
     bucket.tap.sent.clear()
