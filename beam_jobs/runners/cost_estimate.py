@@ -154,8 +154,8 @@ def size(count: float) -> str:
 _DATAFLOW_JOBS = 2  # each starts its workers
 _BUSY_SHARE = 0.7  # of the paid time of a core
 _STARTUP_MINUTES = 5  # from the request of a worker to its first image; less with a container image of Feedline
-# Requests of an ingest, of a unit of examining and of a shard, besides those for images; a name is also copied to.
-# `tests/engines/test_dataflow_worker.py` counts them over an emulator. Deleting is free.
+# Requests for the whole ingest, for a unit of examining and for a shard, besides those for images; copying counts as
+# writing, and deleting is free. `tests/engines/test_dataflow_worker.py` counts them over an emulator.
 _READS = 28, 7, 12
 _WRITES = 44, 4, 5
 _WRITES_PER_SECOND = 1 / 5 + 1 / 10  # the lease of the lock, and the progress

@@ -182,7 +182,7 @@ def _check_paths(source: str, out: str) -> None:
     work_dir.check_out(source, out)
 
 
-ASK_S = 10.0
+ASK_S = 10.0  # for an answer
 
 
 def leave_job(text: str) -> bool:
