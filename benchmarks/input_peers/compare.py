@@ -10,14 +10,19 @@ from typing import Any
 
 from benchmarks import input_turns
 from benchmarks.input_peers.registry import FEEDLINE, NO_WHEEL, ONLY_PHOTOS, PEERS
-from benchmarks.input_peers.script import BATCH, TASKS
+from benchmarks.input_peers.script import BATCH
 from benchmarks.peers.compare import Runner
 from benchmarks.peers.environments import Skipped, python_for
 from benchmarks.peers.registry import Peer
 
 ROUNDS = 3
 OURS = "feedline"
-FILES_OF = {"photos": "photographs", "cifar": "cifar"}  # task -> kind of images in `input_sources`
+# Row -> task, kind of images in `input_sources`, timed images per image of `photos`, so that runs take about as long.
+ROWS: Mapping[str, tuple[str, str, float]] = {
+    "photos": ("photos", "photographs", 1),
+    "large": ("photos", "large", 1 / 8),
+    "cifar": ("cifar", "cifar", 10),
+}
 
 Say = Callable[[str], object]
 Row = dict[str, Any]
@@ -35,9 +40,9 @@ def compare(
     """Compares Feedline with the named peers, with one process per run, alternately.
 
     Args:
-      sources: task -> class folders of its images.
-      count: number of timed photographs per run, rounded up to complete batches; ten times as many images of 32x32. A
-        warm-up of a quarter of it precedes.
+      sources: name in `ROWS` -> class folders of its images.
+      count: number of timed photographs per run, rounded up to complete batches; ten times as many images of 32x32, an
+        eighth of large ones. A warm-up of a quarter of it precedes.
       names: names in `PEERS`.
       cache: directory of the environments.
       rounds: runs of each peer; results are medians.
@@ -45,25 +50,28 @@ def compare(
       say: prints a line of progress.
 
     Returns:
-      "peer, task" -> rate (of Feedline, images/s), base (of the peer), ratio, base_is, version (of the peer) and rounds
+      "peer, row" -> rate (of Feedline, images/s), base (of the peer), ratio, base_is, version (of the peer) and rounds
       (rates of all rounds, of both). A peer that could not be measured has only `skipped`, the reason.
     """
     rows: dict[str, Row] = {}
     available, missing = _pythons(names, cache, pythons or {}, say)
     with tempfile.TemporaryDirectory() as scratch:
-        for task, source in sources.items():
-            images = TASKS[task].weight * -(-count // BATCH) * BATCH
+        for row, source in sources.items():
+            task, _, weight = ROWS[row]
+            images = -(-int(weight * count) // BATCH) * BATCH
+            data = Path(scratch, row)
             runners = {
-                name: _runner(name, PEERS[name], python, task, Path(scratch)) for name, python in available.items()
+                name: _runner(name, PEERS[name], python, task, data)
+                for name, python in available.items()
+                if task == "photos" or name not in ONLY_PHOTOS
             }
-            runners = {name: runner for name, runner in runners.items() if task == "photos" or name not in ONLY_PHOTOS}
-            ours = _runner(OURS, Peer(module=FEEDLINE, base_is=""), Path(sys.executable), task, Path(scratch))
+            ours = _runner(OURS, Peer(module=FEEDLINE, base_is=""), Path(sys.executable), task, data)
             for number in range(1, rounds + 1):
                 for name, runner in {OURS: ours, **runners}.items():
                     runner.run(source, Path(scratch), images)
-                    say(f"{task}, round {number}/{rounds}  {name:<12} {_last(runner, images)}")
-            rows |= {f"{name}, {task}": make_row(PEERS[name], runner, ours) for name, runner in runners.items()}
-            rows |= {f"{name}, {task}": {"skipped": reason} for name, reason in missing.items()}
+                    say(f"{row}, round {number}/{rounds}  {name:<12} {_last(runner, images)}")
+            rows |= {f"{name}, {row}": make_row(PEERS[name], runner, ours) for name, runner in runners.items()}
+            rows |= {f"{name}, {row}": {"skipped": reason} for name, reason in missing.items()}
     return rows
 
 
@@ -83,8 +91,8 @@ def make_row(peer: Peer, runner: Runner, ours: Runner) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Returns the results as text, one line per peer and task."""
-    lines = [f"{'peer, task':<20}{'images/s':>9}{'Feedline':>10}{'ratio':>7}   peer is"]
+    """Returns the results as text, one line per peer and row."""
+    lines = [f"{'peer, row':<20}{'images/s':>9}{'Feedline':>10}{'ratio':>7}   peer is"]
     for name, row in rows.items():
         if "skipped" in row:
             lines.append(f"{name:<20}skipped: {row['skipped']}")
@@ -117,10 +125,9 @@ def _python(name: str, cache: Path) -> Path:
     return python_for(f"input-{name}", PEERS[name], cache)
 
 
-def _runner(name: str, peer: Peer, python: Path, task: str, scratch: Path) -> Runner:
+def _runner(name: str, peer: Peer, python: Path, task: str, data: Path) -> Runner:
     kind = ("--kind", peer.kind) if peer.kind else ()
-    data = scratch / "data" / f"{name}-{task}"
-    return Runner(command=(str(python), "-m", peer.module, "--task", task, "--data", str(data), *kind))
+    return Runner(command=(str(python), "-m", peer.module, "--task", task, "--data", str(data / name), *kind))
 
 
 def _rates(runner: Runner) -> Sequence[float]:

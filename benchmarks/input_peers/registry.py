@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from benchmarks.peers.registry import PEERS as INGEST_PEERS
 from benchmarks.peers.registry import Peer
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
@@ -23,6 +24,11 @@ PEERS: dict[str, Peer] = {
     "dali": _separate("dali", "NVIDIA DALI on the CPU, threads = cores"),
     "grain": _separate("grain", "Grain over ArrayRecord, Pillow, workers = cores"),
     "webdataset": _separate("webdataset", "WebDataset, Pillow, workers = cores"),
+    "litdata": Peer(
+        module="benchmarks.input_peers.peer_litdata",
+        base_is="LitData, Pillow, workers = cores",
+        requirements=INGEST_PEERS["litdata"].requirements,
+    ),
     "ffcv": _separate("ffcv", "FFCV, JPEG quality 90 of its own, threads = cores"),
     "tfds": _TFDS(kind="plain", base_is="TFDS, whole decode, AUTOTUNE"),
     "tfds-skip": _TFDS(kind="skip", base_is="TFDS, SkipDecoding and decode_and_crop_jpeg, AUTOTUNE"),

@@ -29,13 +29,11 @@ class Task:
       side_px: height and width of the images of a batch.
       dtype: dtype of the images of a batch.
       what: description.
-      weight: number of timed images per image of `photos`, so that runs take about the same time.
     """
 
     side_px: int
     dtype: str
     what: str
-    weight: int = 1
 
 
 TASKS: Mapping[str, Task] = {
@@ -46,7 +44,6 @@ TASKS: Mapping[str, Task] = {
         side_px=32,
         dtype="float32",
         what="decode PNG, pad 4, random crop 32, flip, cutout 8, normalise; float32",
-        weight=10,
     ),
 }
 # Of the 50,000 training images of CIFAR-10, divided by 255.

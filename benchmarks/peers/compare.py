@@ -150,7 +150,7 @@ def _prepare(peers: Mapping[str, Peer], cache: Path, say: Say) -> tuple[dict[str
     rows: dict[str, Row] = {}
     for name, peer in peers.items():
         try:
-            python = python_for(name, peer, cache)
+            python = python_for(peer.module.rpartition("peer_")[2], peer, cache)
         except Skipped as skipped:
             rows[name] = {"skipped": str(skipped)}
             say(f"{name} skipped: {skipped}")

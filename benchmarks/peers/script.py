@@ -1,4 +1,4 @@
-"""Base of the scripts of the peers. Standard library only, because it runs in the environment of each peer."""
+"""Base of the scripts of the peers. Imports only the standard library, as the environments of the peers differ."""
 
 from __future__ import annotations
 
@@ -117,6 +117,20 @@ def link_first(source: Path, count: int, target: Path) -> Path:
 def class_indices(files: Sequence[Path]) -> dict[str, int]:
     """Returns class name -> index, in order of name."""
     return {name: index for index, name in enumerate(sorted({path.parent.name for path in files}))}
+
+
+def decode_with_opencv(path: Path, encoded: bytes) -> None:
+    """Decodes an image whole, in one thread, as the other cores have processes of their own.
+
+    Raises:
+      ValueError: the image cannot be decoded.
+    """
+    import cv2
+    import numpy as np
+
+    cv2.setNumThreads(1)
+    if cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) is None:
+        raise ValueError(f"{path} cannot be decoded")
 
 
 def write_url_table(job: Job, url_column: str) -> Path:
