@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -241,16 +242,18 @@ class BadImage(Exception):
     Attributes:
       reason: reason of the reject.
       detail: one line for users: the value and the exceeded limit.
+      size: number of bytes that were read; None if unknown.
     """
 
-    def __init__(self, reason: RejectReason, detail: str) -> None:
+    def __init__(self, reason: RejectReason, detail: str, size: int | None = None) -> None:
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.size = size
 
-    def __reduce__(self) -> tuple[type[BadImage], tuple[RejectReason, str]]:
-        # Exceptions pickle through `args`, which contains the joined message, not the two parts.
-        return type(self), (self.reason, self.detail)
+    def __reduce__(self) -> tuple[type[BadImage], tuple[RejectReason, str, int | None]]:
+        # Exceptions pickle through `args`, which contains the joined message, not the parts.
+        return type(self), (self.reason, self.detail, self.size)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -260,6 +263,15 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def os_errors_as(kind: type[FeedlineError], problem: str) -> Iterator[None]:
+    """Raises errors of the system in the block as errors of a kind: `PROBLEM: reason`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {error.strerror or error}") from error
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -149,12 +149,6 @@ def _example_gen(config: PipelineConfig, code: str, service: Service | None) -> 
     )
 
 
-def _class_folders_dir(config: PipelineConfig) -> str:
-    """Returns the directory of class folders; empty for other sources, whose rejected images the report cannot show."""
-    source = config.ingest.source if config.ingest else ""
-    return source if os.path.isdir(source) else ""
-
-
 def _model_nodes(
     config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, service: Service | None
 ) -> list[BaseNode]:
@@ -204,12 +198,13 @@ def _model_nodes(
         model_blessing=evaluator.outputs["blessing"],
         push_destination=PushDestination(filesystem=PushDestination.Filesystem(base_directory=config.serving_dir)),
     )
+    source = config.ingest.source if config.ingest else ""
     report = DatasetReport(
         examples,
         evaluator.outputs["evaluation"],
         data_nodes.gate.outputs["verdict"],
         input_options=asdict(config.input),
-        source=_class_folders_dir(config),
+        source=source if os.path.isdir(source) else "",  # of other sources it cannot show rejected images
         code=code,
         **trainer.outputs,
     )

@@ -131,7 +131,7 @@ def test_each_defect_is_in_the_report(result, defect):
 def test_the_terminal_counts_what_the_report_counts(result):
     printed = {
         name: re.search(rf"^{name} +(.*)$", result.printed, re.MULTILINE)[1]
-        for name in ("rejected", "re-encoded", "duplicates", "near duplicates", "gate +with")
+        for name in ("rejected", "re-encoded", "duplicates", "near duplicates", "gate +and")
     }
     shown = result.sections
     assert printed["rejected"].startswith("5 (")
@@ -143,5 +143,8 @@ def test_the_terminal_counts_what_the_report_counts(result):
     assert printed["duplicates"].startswith(equal)
     assert printed["near duplicates"].startswith(alike)
     count = re.search(r"(\d+) remarks: no limit forbids this", shown["gate"])[1]
-    assert printed["gate +with"].startswith(f"{count} remarks")
-    assert len(re.findall(r"^remark|^warning  ", result.printed, re.MULTILINE)) == int(count) + 1  # the warning twice
+    assert printed["gate +and"].startswith(f"{count} remarks")
+    assert len(re.findall(r"^remark  ", result.printed, re.MULTILINE)) == int(count)
+    found = re.findall(r"^gate +only reports: (.*?): .* in (\w+): (.*); allowed: ", result.printed, re.MULTILINE)
+    assert len(found) == int(re.search(r"The gate found (\d+) problem", shown["gate"])[1])
+    assert all(f"{check} in {split} ," in shown["gate"] and value in shown["gate"] for check, split, value in found)

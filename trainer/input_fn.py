@@ -247,7 +247,8 @@ def _parse_windows(windows: tf.data.Dataset, plan: InputPlan, hosts: int = 1) ->
 
 
 def _map(stream: tf.data.Dataset, function: Callable[..., Any], plan: InputPlan) -> tf.data.Dataset:
-    return stream.map(function, plan.parallel_calls, deterministic=plan.options.ordered)
+    calls = tf.data.AUTOTUNE if plan.options.autotune else plan.threads
+    return stream.map(function, calls, deterministic=plan.options.ordered)
 
 
 def _add_random_numbers(features: Features, plan: InputPlan) -> Features:

@@ -34,6 +34,7 @@ from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.models import ModelSpec, build_model, content_digest
+from trainer.models.builtin import LARGE_PX
 from trainer.ops.device import Augmented, parse_device_ops
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
@@ -55,7 +56,7 @@ from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
 _MIN_SIDE_PX = 32  # that is recommended
-_TRIES = 3  # the first compiles
+_TIMED_IMAGES, _TRIES = 16, 3  # of a timed step; the first compiles
 # Options that do not change the weights, so that a training can continue with other values.
 _NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
@@ -277,7 +278,7 @@ def _build_models(job: Job) -> tuple[keras.Model, keras.Model]:
 
 
 def _time_smaller(job: Job, strategy: tf.distribute.Strategy | None) -> tuple[int, float] | None:
-    """Returns half the side, in pixels, and the seconds of a step that a model for such images saves.
+    """Returns half the side or 128, in pixels, and the seconds of a step that a model for such images saves.
 
     None where another side needs other settings, too, where the device is not the CPU, or where building models could
     change the training.
@@ -287,30 +288,33 @@ def _time_smaller(job: Job, strategy: tf.distribute.Strategy | None) -> tuple[in
     is_fixed = is_fixed or strategy or options.frozen or options.deterministic
     if is_fixed or tf.config.list_physical_devices("GPU") or data.image_side_px < 2 * _MIN_SIDE_PX:
         return None
+    half_px, is_large = data.image_side_px // 2, data.image_side_px >= 1.5 * LARGE_PX
+    smaller_px = max(half_px, LARGE_PX) if is_large else half_px
     try:
-        half, full = (_time_step(job, side_px) for side_px in (data.image_side_px // 2, data.image_side_px))
+        smaller, full = (_time_step(job, side_px) for side_px in (smaller_px, data.image_side_px))
     except Exception as error:  # noqa: BLE001 - the training goes on, of which this is no part
         _log.info("the model was not timed with smaller images: %s", error)
         return None
-    return data.image_side_px // 2, full - half
+    return smaller_px, full - smaller
 
 
 def _time_step(job: Job, side_px: int) -> float:
-    """Returns the seconds of a step with a new model and black images, without the input pipeline."""
+    """Returns the seconds of a step with a new model and black images, a few of which are timed, without the input."""
     options, data = job.config.train, job.config.input
     config = TrainerConfig(
         input=dataclasses.replace(data, image_side_px=side_px), train=dataclasses.replace(options, weights="")
     )
     model, _ = _build_models(dataclasses.replace(job, config=config))
     model.compile("sgd", make_loss(options, job.multi, None), jit_compile=False)
-    images = np.zeros((data.batch_size, *model.input_shape[1:]), np.uint8)
-    labels = np.zeros((data.batch_size, len(job.dataset.labels)), np.float32)
+    count = min(data.batch_size, _TIMED_IMAGES)
+    images = np.zeros((count, *model.input_shape[1:]), np.uint8)
+    labels = np.zeros((count, len(job.dataset.labels)), np.float32)
     seconds = []
     for _ in range(_TRIES):
         started = time.perf_counter()
         model.train_on_batch(images, labels)
         seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    return min(seconds) * data.batch_size / count
 
 
 @contextmanager

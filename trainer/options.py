@@ -217,7 +217,6 @@ def _remove_randomness(name: str, arguments: str) -> list[str]:
 
 
 AUTO_OPS = ""
-UNIFORM = "uniform"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -281,7 +280,7 @@ class InputOptions(Options):
     shuffle: Annotated[str, OneOf(("window", "global", "none"))] = "window"
     shuffle_mb: NotNegative = 64.0
     lanes: Positive = 8
-    balance: Annotated[str, OneOf(("", UNIFORM))] | Mapping[str, Share] = ""
+    balance: Annotated[str, OneOf(("", "uniform"))] | Mapping[str, Share] = ""
     cache: Annotated[str, OneOf(("auto", "memory", "disk", "none"))] = "auto"
     cache_mb: NotNegative = 0.0
     cache_dir: str = ""

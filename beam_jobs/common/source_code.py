@@ -14,7 +14,6 @@ from pathlib import Path
 
 PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
 _ROOT = Path(__file__).parent.parent.parent
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @functools.cache
@@ -81,7 +80,7 @@ def _source_files(module: str) -> dict[str, Path]:
 
 
 def _is_local(name: str, file: Path) -> bool:
-    if name.partition(".")[0] in PACKAGES or _INSTALLED.intersection(file.parts):
+    if name.partition(".")[0] in PACKAGES or {"site-packages", "dist-packages"}.intersection(file.parts):
         return False
     return not file.is_relative_to(sysconfig.get_path("stdlib"))
 

@@ -24,20 +24,16 @@ from typing import BinaryIO, TypeVar
 
 from beam_jobs.errors import DiskError
 
-_CGROUP = "/sys/fs/cgroup"
+_CGROUP = "/sys/fs/cgroup"  # of this process, version 2
 _BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # which the programs that start workers of Beam set
 _START_TOLERANCE_S = 2.0  # start times of processes have a coarser clock than the system
 
 
-def cores(group: str = _CGROUP) -> int:
-    """Returns the number of cores that this process may use, at least 1: those of the machine, or of the container.
-
-    Args:
-      group: directory of the cgroup, version 2, of this process.
-    """
+def cores() -> int:
+    """Returns the number of cores that this process may use, at least 1: those of the machine, or of the container."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = map(int, _read_text(group, "cpu.max").split())  # microseconds of CPU in a period
+        quota, period = map(int, _read_text(_CGROUP, "cpu.max").split())  # microseconds of CPU in a period
         return max(1, min(count, -(-quota // period)))
     except (OSError, ValueError, ZeroDivisionError):  # no such group, or no limit
         return count
@@ -54,19 +50,15 @@ def worker_threads(requested: int) -> int:
     return requested or (1 if _BEAM_WORKER in os.environ else cores())
 
 
-def free_bytes(group: str = _CGROUP) -> int:
-    """Returns the free memory of the machine, or of the container if that has less, in bytes.
-
-    Args:
-      group: directory of the cgroup, version 2, of this process.
-    """
+def free_bytes() -> int:
+    """Returns the free memory of the machine, or of the container if that has less, in bytes."""
     import psutil  # here and below: a command line that only starts does not need it
 
     free = psutil.virtual_memory().available
     try:
-        limit, used = (int(_read_text(group, name)) for name in ("memory.max", "memory.current"))
+        limit, used = (int(_read_text(_CGROUP, name)) for name in ("memory.max", "memory.current"))
         # Files in the page cache count as used, but the kernel frees them when memory is needed.
-        statistics = dict(line.split() for line in _read_text(group, "memory.stat").splitlines())
+        statistics = dict(line.split() for line in _read_text(_CGROUP, "memory.stat").splitlines())
         cached = sum(int(statistics.get(name, "0")) for name in ("inactive_file", "active_file"))
         return min(free, max(0, limit - used + cached))
     except (OSError, ValueError):  # no such group, or no limit
@@ -98,8 +90,8 @@ def is_running(process: int, since: float) -> bool:
         return False
 
 
-def _read_text(group: str, name: str) -> str:
-    with open(os.path.join(group, name), encoding="ascii") as stream:
+def _read_text(directory: str, name: str) -> str:
+    with open(os.path.join(directory, name), encoding="ascii") as stream:
         return stream.read()
 
 
@@ -206,8 +198,8 @@ def temporary_file(problem: str) -> Iterator[BinaryIO]:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_CHUNK_BYTES = 1 << 20
-_CHUNK_ITEMS = 16
+_ITEM_BYTES = 1 << 16  # of a chunk, for each of its items
+CHUNK_ITEMS = 16
 
 
 def map_ordered(
@@ -262,22 +254,23 @@ def chunk_size(mean_bytes: float) -> int:
     Args:
       mean_bytes: mean size of an image, in bytes; 0 when all are empty.
     """
-    return max(1, min(_CHUNK_ITEMS, int(_CHUNK_BYTES / mean_bytes))) if mean_bytes > 0 else 1
+    return max(1, min(CHUNK_ITEMS, int(CHUNK_ITEMS * _ITEM_BYTES / mean_bytes))) if mean_bytes > 0 else 1
 
 
-def chunks_by_size(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def chunks_by_size(items: Iterable[T], size_of: Callable[[T], int], most: int = CHUNK_ITEMS) -> Iterator[list[T]]:
     """Yields the items in chunks as large as those of `chunk_size`, by the actual size of each item, in their order.
 
     Args:
       items: the items.
       size_of: function that returns the size of an item, in bytes.
+      most: maximum number of items in a chunk; the bytes are bounded by as many 64 KiB.
     """
     chunk: list[T] = []
     size = 0
     for item in items:
         chunk.append(item)
         size += size_of(item)
-        if len(chunk) == _CHUNK_ITEMS or size >= _CHUNK_BYTES:
+        if len(chunk) == most or size >= most * _ITEM_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -324,7 +317,6 @@ class Progress:
     note: str = ""
 
     def __add__(self, other: Progress) -> Progress:
-        """Returns the sum."""
         return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
 
 
@@ -379,9 +371,6 @@ class _Meter:
 local_progress = _Meter()
 
 
-_LAST_CALL_S = 1.0
-
-
 @contextlib.contextmanager
 def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
     """Calls a function at intervals while the block runs, in a thread; waits for a running call a second at most."""
@@ -397,4 +386,4 @@ def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(_LAST_CALL_S)  # a store may not answer for minutes
+        thread.join(1.0)  # a store may not answer for minutes

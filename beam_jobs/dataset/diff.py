@@ -194,7 +194,6 @@ _LISTS = {
 }
 _STORED_OTHERWISE = "SELECT count(*) FROM compared WHERE stored_otherwise"
 _COUNT = "SELECT count(*) FROM ({query})"
-_LIMIT = "{query} LIMIT {limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +277,7 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
         return difference  # the very same shards and labels
     with open_database("the rows of the datasets", lookup.MEMORY_MB) as images:
         for side, directory, one in zip(_SIDES, (old, new), manifests, strict=True):
-            lookup.insert_images(images, f"{side}_rows", directory, one, _COLUMNS)
+            images.insert_all(f"{side}_rows", lookup.read_rows(directory, one, _COLUMNS))
         parts = -(-images.number(_MOST_ROWS) // _PART_IMAGES) or 1
         for side, one in zip(_SIDES, manifests, strict=True):
             _divide_images(images, side, one.label_kind, parts)
@@ -326,5 +325,5 @@ def _match(images: Database, old: str, new: str, columns: str) -> None:
 
 
 def _list_changes(images: Database, query: str, limit: int) -> Changes:
-    listed = images.query(_LIMIT.format(query=query, limit=limit) if limit else query)
+    listed = images.query(f"{query} LIMIT {limit}" if limit else query)
     return Changes(count=images.number(_COUNT.format(query=query)), images=tuple(listed.to_pylist()))

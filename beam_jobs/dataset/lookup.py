@@ -162,17 +162,12 @@ def open_images(
       DiskError: the disk of temporary files has no room for the rows.
     """
     with open_database("the rows of the dataset", MEMORY_MB) as database:
-        for number, rows in enumerate(join_small(_read_rows(directory, dataset, columns))):
+        for number, rows in enumerate(join_small(read_rows(directory, dataset, columns))):
             database.add(table, rows, create=not number)
             if with_values:
                 database.add("columns", _column_values(rows), create=not number)
                 database.add("labels", _label_values(rows), create=not number)
         yield database
-
-
-def insert_images(database: Database, table: str, directory: str, dataset: Manifest, columns: Sequence[str]) -> None:
-    """Creates a table with the rows of a dataset; see `open_images`."""
-    database.insert_all(table, _read_rows(directory, dataset, columns))
 
 
 def _column_values(rows: pa.Table) -> pa.Table:
@@ -224,8 +219,8 @@ def _to_table(values: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType
     return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
 
 
-def _read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields columns of the image table, and `row`, the number of a row from 0."""
+def read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields columns of the image table, and `row`, the number of a row from 0; raises `CorruptDataset`."""
     start = 0
     for rows in schemas.read_images(dataset.image_paths(directory), columns):
         numbers = np.arange(start, start + len(rows))

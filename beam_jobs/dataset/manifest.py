@@ -169,7 +169,7 @@ class Remarks:
       warnings: sentences for users.
       float32_changes: user column -> count of its numbers that the float32 of a record changes.
       hidden: number of names, such as `.DS_Store`, that the last ingest passed over; a folder counts once.
-      hidden_names: paths of the first hidden names, relative to the source; a folder ends in `/`.
+      hidden_names: paths of the first hidden names, relative to the source; folders come first and end in `/`.
     """
 
     warnings: tuple[str, ...] = ()

@@ -87,9 +87,8 @@ def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Ma
     indices = values.get(record.LABEL, [])
     if dataset.label_kind == "single" and len(indices) != 1:
         return f"it has {len(indices)} labels instead of one"
-    objects = record.OBJECT_PREFIX + "class/"
-    indices = [*indices, *values.get(objects + "label", [])]
-    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
+    indices = [*indices, *values.get(record.OBJECT_LABEL, [])]
+    texts = [*labels, *(text.decode() for text in values.get(record.OBJECT_TEXT, []))]
     for index, text in itertools.zip_longest(indices, texts):
         if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
             return f"label {index} is not {text!r}"

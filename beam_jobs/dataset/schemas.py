@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from beam_jobs import storage
 from beam_jobs.common.strings import unknown
-from beam_jobs.dataset import record
+from beam_jobs.dataset import record, shards
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.rejects import Reject
 from beam_jobs.sources import http_fetch
@@ -101,11 +101,6 @@ def ref_row(ref: ImageRef) -> dict[str, Any]:
     return {**vars(ref), "extra": extra, "annotations": _annotations_text(ref.annotations)}
 
 
-def parse_ref(row: Mapping[str, Any]) -> ImageRef:
-    """Returns the reference in a row of a `REFS` table; the inverse of `ref_row`."""
-    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": parse_annotations(row["annotations"])})
-
-
 def cell(text: str) -> dict[str, Any]:
     """Returns the JSON object in a cell of a published table.
 
@@ -161,24 +156,42 @@ def image_rows(rows: pa.Table, split: str, shard: int, offsets: Sequence[int]) -
     return pa.table(columns).cast(IMAGES)
 
 
-def examined_row(
-    ref: ImageRef, facts: ImageFacts, slices: tuple[str, str] = ("", ""), mask_values: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Returns the row of a good image in an `EXAMINED` table.
+def examined(
+    refs: pa.Table,
+    facts: np.ndarray,
+    annotations: Sequence[Annotations | None],
+    work: Mapping[str, Sequence[Any]],
+    seed: int,
+) -> pa.Table:
+    """Returns the `EXAMINED` table of good images.
 
     Args:
-      ref: reference of the image.
-      facts: measured facts of the image.
-      slices: slices with the stored bytes and the stored mask; empty for separate files.
-      mask_values: class indices that occur in the mask.
+      refs: their rows of a `REFS` table.
+      facts: their rows of `sandbox.FACTS`.
+      annotations: their annotations.
+      work: their columns `slice`, `mask_slice`, `mask_values` and `mask_crc32c`.
+      seed: seed of the hashes that decide the order of the images and their splits.
     """
-    mask = ref.annotations and ref.annotations.mask
-    annotations = (
-        replace(ref.annotations, mask=http_fetch.unsigned(mask)) if ref.annotations and mask else ref.annotations
-    )
-    row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=annotations))
-    work = {"slice": slices[0], "mask_slice": slices[1], "mask_values": " ".join(map(str, mask_values))}
-    return {**{name: row[name] for name in _REF_COLUMNS}, **vars(facts), **work, **class_names(annotations)}
+    columns: dict[str, Any] = {name: refs[name] for name in _REF_COLUMNS}
+    columns["uri"] = list(map(http_fetch.unsigned, refs["uri"].to_pylist()))
+    if any(one and one.mask for one in annotations):
+        columns["annotations"] = list(map(_annotations_text, map(_unsigned, annotations)))
+    for name in facts.dtype.names or ():
+        cells = facts[name]
+        columns[name] = _triples(cells) if cells.ndim == 2 else pa.array(cells).cast(FACTS.field(name).type)
+    columns |= work
+    columns["order_hash"] = pa.array(shards.hashes64(shards.ORDER, seed, refs["key"].to_pylist()))
+    columns["content_hash"] = pa.array(shards.hashes64(shards.SPLIT, seed, columns["sha256"].to_pylist()))
+    columns["thumbnail"] = pa.nulls(len(refs), pa.binary())
+    names = list(map(class_names, annotations))
+    columns |= {name: [row[name] for row in names] for name in ("annotated_labels", "object_labels")}
+    return pa.table([columns[name] for name in EXAMINED.names], schema=EXAMINED)
+
+
+def _unsigned(annotations: Annotations | None) -> Annotations | None:
+    """Returns annotations whose mask has no signature in its URL."""
+    mask = annotations and annotations.mask
+    return replace(annotations, mask=http_fetch.unsigned(mask)) if annotations and mask else annotations
 
 
 def class_names(annotations: Annotations | None) -> dict[str, list[str]]:
@@ -198,9 +211,9 @@ def reject_row(reject: Reject) -> dict[str, Any]:
     return {**vars(reject), "uri": http_fetch.unsigned(reject.uri)}
 
 
-def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:
-    """Writes rows as a Parquet file, atomically, and returns the crc32c of its bytes."""
-    data = row_groups([pa.Table.from_pylist(list(rows), schema)], schema)
+def write(path: str, table: pa.Table) -> int:
+    """Writes a table as a Parquet file, atomically, and returns the crc32c of its bytes."""
+    data = row_groups([table], table.schema)
     storage.write_bytes(path, data)
     return google_crc32c.value(data)
 
@@ -323,6 +336,12 @@ def _open_published(path: str) -> Iterator[BinaryIO]:
             yield stream
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
+
+
+def _triples(numbers: np.ndarray) -> pa.ListArray:
+    """Returns float32 lists of the rows of float64[rows, 3]; the inverse of `triples`."""
+    offsets = np.arange(0, 3 * len(numbers) + 1, 3, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.astype(np.float32).ravel()))
 
 
 def triples(column: pa.ChunkedArray) -> np.ndarray:

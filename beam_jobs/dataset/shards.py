@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
 SPLIT_PREFIX = "Split-"  # as in the layout of a TFX `Examples` artifact
 ORDER, SPLIT = "order", "split"  # purposes of hashes
 
@@ -31,7 +30,7 @@ def shard_name(index: int, count: int) -> str:
     """
     if not 0 <= index < count:
         raise ValueError(f"shard index {index} is not in 0..{count - 1}")
-    return SHARD_TEMPLATE.format(index=index, count=count)
+    return f"data-{index:05d}-of-{count:05d}.tfrecord"
 
 
 def part_name(split: str, index: int) -> str:

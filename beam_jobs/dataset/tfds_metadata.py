@@ -56,7 +56,7 @@ def files(
     """Returns file name -> content of the metadata files of a dataset; for its features see `describe_features`."""
     contents = {FEATURES_NAME: _json(_nest_features(features)), INFO_NAME: _json(_info(splits, name))}
     label_lines = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()
-    for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_PREFIX + "class/label", OBJECT_LABELS_NAME)):
+    for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_LABEL, OBJECT_LABELS_NAME)):
         if feature in features:
             contents[file_name] = label_lines
     return contents
@@ -108,11 +108,10 @@ def describe_features(
 
 def _object_features(labels: int) -> dict[str, _Feature]:
     prefix = record.OBJECT_PREFIX
-    boxes = (prefix + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax"))
     return {
-        **dict.fromkeys((*boxes, prefix + "area"), _sequence(_FLOAT)),
-        prefix + "class/label": _sequence(_class_label(labels)),
-        prefix + "class/text": _sequence(_TEXT),
+        **dict.fromkeys((*record.OBJECT_SIDES, prefix + "area"), _sequence(_FLOAT)),
+        record.OBJECT_LABEL: _sequence(_class_label(labels)),
+        record.OBJECT_TEXT: _sequence(_TEXT),
         prefix + "is_crowd": _sequence(_INT64),
         prefix + "mask": _sequence(_TEXT),
     }

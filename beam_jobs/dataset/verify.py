@@ -257,14 +257,6 @@ class UnitChecker:
     def _image_names(self) -> list[str]:
         return list(self._image_digests)
 
-    @cached_property
-    def _shared_files(self) -> list[str]:
-        """Paths of the files of the image table that have rows of several shards, or of none."""
-        own = {
-            f"{manifest.IMAGES_DIR}/{shards.part_name(unit.split, unit.number)}" for unit in list_units(self.dataset)
-        }
-        return [storage.join(self.directory, name) for name in self._image_digests if name not in own]
-
     def _check_images(self, index: int) -> list[str]:
         name, digest = self._image_names[index], self._image_digests[self._image_names[index]]
         part = self.dataset.images[index] if self.dataset.images else None
@@ -282,9 +274,12 @@ class UnitChecker:
 
     @cached_property
     def _shared_groups(self) -> dict[tuple[str, int], dict[str, list[int]]]:
-        """Split and index of a shard -> path -> row groups that have rows of it, of the shared files."""
+        """Split and index of a shard -> path -> row groups that have rows of it, of the files of several shards."""
+        own = {
+            f"{manifest.IMAGES_DIR}/{shards.part_name(unit.split, unit.number)}" for unit in list_units(self.dataset)
+        }
         groups: dict[tuple[str, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for path in self._shared_files:
+        for path in [storage.join(self.directory, name) for name in self._image_digests if name not in own]:
             ends = np.cumsum(schemas.image_row_groups(path))
             row = 0
             for table in schemas.read_images([path], ["split", "shard"]):

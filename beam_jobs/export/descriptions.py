@@ -18,13 +18,12 @@ import pyarrow as pa
 from beam_jobs import storage
 from beam_jobs.dataset import lookup, manifest, schemas, shards
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.errors import CorruptDataset, OptionError, os_errors_as
 from beam_jobs.export import staging
 from beam_jobs.export.formats import ExportedFile
 from beam_jobs.options import About
 
 CROISSANT_NAME = "croissant.json"
-CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 
 _IMAGES_ID, _SPLITS_ID, _LABELS_ID = "images", "splits", "labels"
 _IMAGE_FILES_ID, _IMAGE_FILES = "image-files", f"{manifest.IMAGES_DIR}/*.parquet"  # of format 2
@@ -122,7 +121,7 @@ def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
-        "conformsTo": CONFORMS_TO,
+        "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": re.sub(r"[^\w-]+", "_", about.title or source) or "dataset",
         "description": " ".join(filter(None, (about.intended_use, content))),
         "version": f"{dataset.format_version}.0.0",
@@ -167,10 +166,8 @@ def _files(directory: str, dataset: Manifest, base: str) -> list[dict[str, Any]]
 
 
 def _digest(path: str) -> tuple[int, str]:
-    try:
+    with os_errors_as(CorruptDataset, f"{path} cannot be read"):
         return storage.digest(path)
-    except OSError as error:
-        raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _file(name: str, size: int, sha256: str, base: str) -> dict[str, Any]:
@@ -283,13 +280,10 @@ def write_dali_index(
             split_shards = dataset.split(split).shards
             stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
             name = f"{shards.split_dir(split)}/{stem}.idx"
-            content = _dali_index(rows["offset"].to_numpy(), split_shards[index].bytes)
+            starts = rows["offset"].to_numpy()
+            # A record ends where the next one starts, the last one at the end of the file.
+            sizes = np.diff(starts, append=split_shards[index].bytes)
+            content = "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)).encode()
             storage.write_bytes(storage.join(out, name), content)
             index_files[split] += (ExportedFile(name=name, samples=len(rows), bytes=len(content)),)
     return index_files
-
-
-def _dali_index(starts: np.ndarray, end: int) -> bytes:
-    """Returns the lines of an index: a record ends where the next one starts, the last one at the end of the file."""
-    sizes = np.diff(starts, append=end)
-    return "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)).encode()

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, record, shards, tfds_metadata, tfrecord
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
-from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.errors import CorruptDataset, OptionError, os_errors_as
 from beam_jobs.export.options import safe_name
 
 _SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
@@ -103,16 +102,13 @@ def read_samples(directory: str, dataset: Manifest, split: str) -> Iterator[Samp
     """
     for path, shard in zip(dataset.shard_paths(directory, split), dataset.split(split).shards, strict=True):
         count = 0
-        try:
-            with storage.open_read(path) as stream:
-                for offset, payload in tfrecord.read_records(stream, path):
-                    count += 1
-                    sample = Sample(payload, f"{path} at offset {offset}")
-                    if problem := _sample_problem(sample):
-                        raise corrupt_sample(sample, problem)
-                    yield sample
-        except OSError as error:
-            raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
+        with os_errors_as(CorruptDataset, f"{path} cannot be read"), storage.open_read(path) as stream:
+            for offset, payload in tfrecord.read_records(stream, path):
+                count += 1
+                sample = Sample(payload, f"{path} at offset {offset}")
+                if problem := _sample_problem(sample):
+                    raise corrupt_sample(sample, problem)
+                yield sample
         if count != shard.records:
             raise CorruptDataset(f"{path} holds {count} records, dataset.json says {shard.records}; verify the dataset")
 
@@ -188,10 +184,6 @@ class Format(Protocol):
         """Returns name -> content of the metadata files of the format; `files` by split."""
 
 
-# Records are read one by one; larger groups only help compression, but images do not compress.
-_OPTIONS = "group_size:1"
-
-
 class ArrayRecord:
     """Files `SPLIT-00000-of-00002.array_record`, ..., and the metadata with which TFDS opens their directory."""
 
@@ -201,7 +193,10 @@ class ArrayRecord:
         Raises:
           OptionError: the package is not installed.
         """
-        self._module = _array_record_module()
+        try:
+            self._module = importlib.import_module("array_record.python.array_record_module")
+        except ImportError as error:
+            raise OptionError("exports to array_record need a package: pip install array-record") from error
         self._directory = directory
         self._splits = tuple(dataset.splits)
         self._metadata_names = tuple(name for name in tfds_metadata.NAMES if name in dataset.tables)
@@ -230,7 +225,8 @@ class ArrayRecord:
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[_ArrayRecordWriter]:
-        writer = self._module.ArrayRecordWriter(path, _OPTIONS)
+        # Records are read one by one; larger groups only help compression, but images do not compress.
+        writer = self._module.ArrayRecordWriter(path, "group_size:1")
         try:
             yield _ArrayRecordWriter(writer)
         finally:
@@ -274,13 +270,6 @@ def _split_info(name: str, split: str, files: tuple[ExportedFile, ...]) -> dict[
         "shardLengths": [str(file.samples) for file in files],
         "numBytes": str(sum(file.bytes for file in files)),
     }
-
-
-def _array_record_module() -> ModuleType:
-    try:
-        return importlib.import_module("array_record.python.array_record_module")
-    except ImportError as error:
-        raise OptionError("exports to array_record need a package: pip install array-record") from error
 
 
 OBJECT_MASK = record.OBJECT_PREFIX + "mask"

@@ -15,8 +15,6 @@ DESCRIBED = ("croissant", "dali")  # small files about the dataset, without its 
 FORMATS = (*STREAMED, *DESCRIBED)
 WITH_ABOUT = ("croissant", "parquet")
 
-_MIN_SHARD_MB = 0.001
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
@@ -44,7 +42,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         errors.check_choice("to", self.to, FORMATS)
         if self.shard_mb is not None:
-            errors.check_at_least("shard_mb", self.shard_mb, _MIN_SHARD_MB)
+            errors.check_at_least("shard_mb", self.shard_mb, 0.001)
             if self.to in DESCRIBED:
                 raise OptionError(f"shard_mb has no effect with {self.to}, which copies no records; leave it out")
         if self.splits and self.to == "croissant":

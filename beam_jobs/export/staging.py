@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from beam_jobs import storage
-from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.errors import FeedlineError, OptionError, os_errors_as
 from beam_jobs.storage import disk, lock
 
 EXPORT_NAME = "export.json"
@@ -29,11 +29,9 @@ def check_remote(out: str) -> str:
       OptionError: the output holds files that are not of an unfinished export, or cannot be listed.
     """
     url = out.rstrip("/")
-    try:
+    with os_errors_as(OptionError, f"out is {out!r}, which cannot be listed"):
         first = next(storage.list_objects(url), None)
         unfinished = storage.exists(storage.join(url, MARK)) and not storage.exists(storage.join(url, EXPORT_NAME))
-    except OSError as error:
-        raise OptionError(f"out is {out!r}, which cannot be listed: {error.strerror or error}") from error
     if first and not unfinished:
         raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
     return url
@@ -51,11 +49,9 @@ def mark_remote(url: str) -> Iterator[bytes]:
       FeedlineError: the export could not be completed, or another export to the same output has started.
     """
     token = uuid.uuid4().hex.encode()
-    try:
+    with os_errors_as(OptionError, f"out is {url!r}, which cannot be written"):
         _clear_remote(url)
         storage.write_bytes(storage.join(url, MARK), token)
-    except OSError as error:
-        raise OptionError(f"out is {url!r}, which cannot be written: {error.strerror or error}") from error
     try:
         yield token
         check_mark(url, token)

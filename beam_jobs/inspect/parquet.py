@@ -23,7 +23,6 @@ _MAGIC = b"PAR1"
 _BATCH_ROWS = 64  # images may be among the columns
 _SHOWN_CHARACTERS = 300  # the details of a reject are sentences
 _SHOWN_ITEMS = 8
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 def is_parquet(path: str) -> bool:
@@ -52,7 +51,7 @@ def view_table(path: str, shown: int) -> View:
             reasons = _count_reasons(stream) if schema.equals(REJECTS) else {}
             first_rows = _first_rows(stream, shown)
         size = storage.size(path)
-    except _UNREADABLE as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     columns = list(zip(_column_names(schema), map(str, schema.types), strict=True))
     return View(

@@ -102,8 +102,11 @@ def _draw_batch(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side
             files[index] = content
     policy = PixelOptions(policy="resize", fit="inside", side_px=side_px)
     answers = sandbox.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
-    for index, answer in zip(files, answers, strict=True):
-        drawn[index] = Picture(remark=str(answer)) if isinstance(answer, BadImage) else _open(answer[0], side_px)
+    for (index, data), answer in zip(files.items(), answers, strict=True):
+        if isinstance(answer, Exception):
+            drawn[index] = Picture(remark=str(answer))
+        else:
+            drawn[index] = _open(answer.stored or data, side_px)
     return [drawn[index] for index in range(len(records))]
 
 
@@ -148,7 +151,6 @@ def _shrink(image: Image.Image, side_px: int) -> Picture:
 
 BLOCK = "\N{UPPER HALF BLOCK}"
 
-_RESET = "\x1b[0m"
 _CUBE = np.array([0, 95, 135, 175, 215, 255])  # levels of the colours 16 to 231 of xterm
 _GREYS = np.arange(8, 239, 10)  # levels of the colours 232 to 255
 
@@ -179,7 +181,7 @@ def half_blocks(image: Image.Image, columns: int, rows: int, true_colour: bool) 
     lines = []
     for upper, lower in zip(codes[::2], codes[1::2], strict=True):
         cells = (f"\x1b[38;{front};48;{back}m{BLOCK}" for front, back in zip(upper, lower, strict=True))
-        lines.append("".join(cells) + _RESET)
+        lines.append("".join(cells) + "\x1b[0m")
     return os.linesep.join(lines)
 
 

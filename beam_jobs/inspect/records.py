@@ -16,7 +16,7 @@ import google_crc32c
 
 from beam_jobs import storage
 from beam_jobs.dataset import tfrecord
-from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.errors import CorruptDataset, SourceError, os_errors_as
 from beam_jobs.storage import decompress
 
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -53,18 +53,15 @@ def open_records(path: str) -> Iterator[tuple[Iterator[Record], str]]:
     Raises:
       SourceError: the file cannot be opened.
     """
-    try:
-        with storage.open_read(path) as stream:
-            compression = _detect_compression(stream.read(tfrecord.HEADER))
-            stream.seek(0)
-            unpacked: BinaryIO = stream
-            if compression != "none":
-                unpacked = decompress.open_decompressed(stream, compression)
-                if isinstance(unpacked, io.RawIOBase):
-                    unpacked = io.BufferedReader(unpacked, _BLOCK_BYTES)
-            yield _read_records(unpacked, path), compression
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with os_errors_as(SourceError, f"{path} cannot be read"), storage.open_read(path) as stream:
+        compression = _detect_compression(stream.read(tfrecord.HEADER))
+        stream.seek(0)
+        unpacked: BinaryIO = stream
+        if compression != "none":
+            unpacked = decompress.open_decompressed(stream, compression)
+            if isinstance(unpacked, io.RawIOBase):
+                unpacked = io.BufferedReader(unpacked, _BLOCK_BYTES)
+        yield _read_records(unpacked, path), compression
 
 
 def is_tfrecord(path: str) -> bool:
@@ -87,7 +84,7 @@ def _read_records(stream: BinaryIO, path: str) -> Iterator[Record]:
         reason = str(error).rstrip(".")
         raise CorruptDataset(f"{path} cannot be unpacked: {reason}, in the record at offset {offset}") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _parse_length(head: bytes, path: str, offset: int) -> int:
@@ -131,7 +128,3 @@ def _detect_compression(head: bytes) -> str:
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     return "zlib" if decompress.is_zlib(head) else "none"
-
-
-def _unreadable(path: str, error: OSError) -> SourceError:
-    return SourceError(f"{path} cannot be read: {error.strerror or error}")

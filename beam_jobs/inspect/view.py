@@ -12,7 +12,7 @@ from beam_jobs.common.strings import listed, plural, some
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.lookup import find_record, record_lengths
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
+from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError, os_errors_as
 from beam_jobs.inspect.records import is_tfrecord
 from beam_jobs.inspect.summary import (
     FeatureRoles,
@@ -44,12 +44,10 @@ def find_files(path: str) -> list[str]:
     """
     if containers.is_pattern(path):
         return [container.path for container in containers.find(path)]
-    try:
+    with os_errors_as(SourceError, f"{path} cannot be read"):
         if not containers.is_directory(path):
             return [path]
         files = _remote_files(path) if storage.is_remote(path) else [file.path for file in containers.below(path)]
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     marked_files = [file for file in files if _MARK in os.path.basename(file).lower()]
     if not marked_files and not any(map(is_tfrecord, files[:_MAX_TRIED])):
         raise SourceError(f"{path} holds neither dataset.json nor a TFRecord file; name such a file")
@@ -207,7 +205,6 @@ def damage(view: View) -> CorruptDataset | None:
 
 
 def _totals(summary: FileSummary) -> Mapping[str, Any]:
-    """Returns the counts of a summary as plain JSON values."""
     return {
         "compression": summary.compression,
         "records": summary.records,

@@ -179,7 +179,7 @@ def open_tables(
         if facts:
             tables.insert_facts(appearance)
         tables.insert("groups", _groups(tables.query("SELECT DISTINCT group_name FROM images"), options.seed))
-        if old and facts and tables.number(_KNOWN_KEYS):
+        if old and facts and tables.number("SELECT count(*) FROM old_names JOIN facts USING (key)"):
             raise ValueError("an examined image exists already; leave the images of `existing` out of `facts`")
         _reject_repeated_keys(tables)
         yield tables
@@ -196,7 +196,6 @@ def _groups(groups: pa.Table, seed: int) -> pa.Table:
     return pa.table({"group_name": names, "hash": pa.array(hashes)})
 
 
-_KNOWN_KEYS = "SELECT count(*) FROM old_names JOIN facts USING (key)"
 _REPEATED_KEYS = """
     CREATE TABLE repeated AS
     SELECT id FROM names SEMI JOIN (

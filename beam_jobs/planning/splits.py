@@ -110,7 +110,7 @@ def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
         _assign_by_class(tables, options, places)
         singles = _SPLITS["class"]
     else:
-        split = split_expression("unit", options.shares)
+        split = split_expression(options.shares)
         tables.run(f"INSERT INTO assigned {_FREE.format(columns=f'{split} AS split', join='')}")
         singles = _SPLITS["hash"].format(split=split)
     for statement in (singles, _ASSIGNED_NEW.format(old=tables.old)):
@@ -122,15 +122,14 @@ def assign(tables: ImageTables, options: IngestOptions) -> np.ndarray:
 _OWN_CONTENT = {"content": "content", "hash": "content_hash", "linked": "false"}
 
 
-def split_expression(unit: str, shares: Mapping[str, float]) -> str:
-    """Returns the SQL of the index of the split of a unit by its hash.
+def split_expression(shares: Mapping[str, float]) -> str:
+    """Returns the SQL of the index of the split of a unit, by the column `unit`, its hash, uint64.
 
     Args:
-      unit: expression of the hash, uint64.
       shares: split -> share, summing to 1, in a fixed order.
     """
     *edges, _ = itertools.accumulate(shares.values())  # rounding may leave the sum below 1: the last one has no edge
-    return " + ".join(["0", *(f"({unit}::DOUBLE / 18446744073709551616 >= {edge!r})::BIGINT" for edge in edges)])
+    return " + ".join(["0", *(f"(unit::DOUBLE / 18446744073709551616 >= {edge!r})::BIGINT" for edge in edges)])
 
 
 def _first_groups(links: pa.Table) -> pa.Table:
@@ -183,7 +182,6 @@ _RANKED_UNITS = """
 _PART_UNITS = 1 << 20
 _UNIT_COLUMNS = {"unit": np.uint64, "size": np.int32, "id": np.int64}
 _UNITS_BY_CLASS = f"SELECT {', '.join(_UNIT_COLUMNS)} FROM ranked_units ORDER BY rank, unit"  # noqa: S608 - of this code
-_UNIT_COUNTS = "SELECT count(*) FROM ranked_units GROUP BY rank ORDER BY rank"
 _FREE_SPLITS = """
     INSERT INTO assigned WITH free AS (
         SELECT id, unit, rank FROM free_images JOIN main_classes USING (unit)
@@ -203,7 +201,7 @@ def _assign_by_class(tables: ImageTables, options: IngestOptions, places: np.nda
     for statement in (_UNIT_CLASSES, _MAIN_CLASSES, _OTHER_CLASSES, _CLASSES, _RANKED_UNITS):
         tables.run(statement.format(label=label, join=join))
     others = tables.query(_OTHER_RANKS)
-    counts = tables.column(_UNIT_COUNTS)
+    counts = tables.column("SELECT count(*) FROM ranked_units GROUP BY rank ORDER BY rank")
     classes = _class_rows(tables.tables(_UNITS_BY_CLASS), counts.tolist())  # the sort has the memory for itself
     divided = np.zeros((len(counts), len(options.splits)), np.int64)
     tables.insert("runs", _divide_classes(classes, others, list(options.shares.values()), divided, places, tables.old))

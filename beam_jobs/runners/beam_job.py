@@ -346,7 +346,7 @@ def _explain_errors(stage: str, job: _Job, resumable: bool) -> Iterator[None]:
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        cause, suffix = _last_line(error), f"; {job.remark}" if job.remark else ""
+        cause, suffix = last_line(error), f"; {job.remark}" if job.remark else ""
         if resumable:
             message = f"{stage} failed: {cause}; what was finished is kept, run the same command again{suffix}"
         else:
@@ -354,7 +354,7 @@ def _explain_errors(stage: str, job: _Job, resumable: bool) -> Iterator[None]:
         raise FeedlineError(message) from error
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """Returns the last line of an error that is no stack frame: in a stack trace, the innermost cause."""
     details = getattr(error, "details", None)  # the message of gRPC, whose complete text is a page
     text = str(details() if callable(details) else error)

@@ -58,24 +58,9 @@ _RESERVED_ARGUMENTS = {
 }
 
 
-def check_region(value: str) -> None:
-    """Raises `OptionError` unless the value can be a region."""
-    outer, _, last = value.rpartition("-")
-    if len(last) == 1 and _REGION.fullmatch(outer):
-        raise OptionError(f"region is {value!r}, which is a zone; name its region, {outer}")
-    _match("region", value, _REGION, "a region, as us-central1")
-
-
 def check_bucket_path(name: str, value: str) -> None:
     """Raises `OptionError` unless the value is a directory in a bucket of Google Storage."""
     _match(name, value, _BUCKET_PATH, "a directory in a bucket, as gs://my-bucket/tmp")
-
-
-def check_names(job_name: str, labels: Mapping[str, str]) -> None:
-    """Raises `OptionError` for a job name or a label that the service does not allow."""
-    _match("job_name", job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
-    for key, value in labels.items():
-        _match("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, as {team: vision}")
 
 
 def check_workers(algorithm: str, num_workers: int, max_num_workers: int, disk_gb: int) -> None:
@@ -99,21 +84,6 @@ def check_network(account: str, subnetwork: str, region: str, project: str) -> N
         raise OptionError(f"subnetwork is {subnetwork!r}; write it as regions/{region}/subnetworks/NAME")
     if match["region"] != region:
         raise OptionError(f"subnetwork is in {match['region']}, the workers in {region}; name one of that region")
-
-
-def check_code(*, sdk_container_image: str, package: str, setup_file: str) -> None:
-    """Raises `OptionError` for several sources of the code of the workers, or a missing file."""
-    sources = {"sdk_container_image": sdk_container_image, "package": package, "setup_file": setup_file}
-    names = [name for name, value in sources.items() if value]
-    if len(names) > 1:
-        raise OptionError(f"{' and '.join(names)} exclude one another: the workers get the code in one way; give one")
-    if setup_file and os.path.basename(setup_file) != "setup.py":
-        raise OptionError(f"setup_file is {setup_file!r}; it must be the path of a setup.py")
-    if package and not package.endswith((".whl", ".tar.gz")):
-        raise OptionError(f"package is {package!r}; it must be a wheel or a .tar.gz, as `pip wheel` makes them")
-    for name, path in (("setup_file", setup_file), ("package", package)):
-        if path and not os.path.isfile(path):
-            raise OptionError(f"{name} is {path!r}, which is not a file")
 
 
 def check_argument(text: str, settings: Collection[str]) -> None:
@@ -140,15 +110,6 @@ def check_reachable(ingest: IngestOptions) -> None:
         raise OptionError(
             f"the source {ingest.source!r} is on this machine, where no worker of Dataflow reads it; copy it with "
             "`gcloud storage cp --recursive` and give its gs:// address"
-        )
-
-
-def check_packed_clients(ingest: IngestOptions) -> None:
-    """Raises `OptionError` for a source in S3: workers with the default package do not have the extra `aws`."""
-    if ingest.source.startswith("s3://"):
-        raise OptionError(
-            f"the source {ingest.source!r} is in S3, which workers cannot read with the default package; "
-            "set sdk_container_image to an image built with --build-arg EXTRAS=gcp,aws"
         )
 
 
@@ -293,22 +254,39 @@ class Options(settings.Options):
 
     def __post_init__(self) -> None:
         _match("project", self.project, _PROJECT, "the id of a project (not its number or title), as my-project-1")
-        check_region(self.region)
+        outer, _, last = self.region.rpartition("-")
+        if len(last) == 1 and _REGION.fullmatch(outer):
+            raise OptionError(f"region is {self.region!r}, which is a zone; name its region, {outer}")
+        _match("region", self.region, _REGION, "a region, as us-central1")
         check_bucket_path("temp_location", self.temp_location)
         if self.staging_location:
             check_bucket_path("staging_location", self.staging_location)
-        check_names(self.job_name, self.labels)
+        _match("job_name", self.job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
+        for key, value in self.labels.items():
+            _match("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, as {team: vision}")
         machine_cores(self.worker_machine_type)
         check_workers(self.autoscaling_algorithm, self.num_workers, self.max_num_workers, self.disk_size_gb)
         check_network(self.service_account_email, self.subnetwork, self.region, self.project)
-        check_code(sdk_container_image=self.sdk_container_image, package=self.package, setup_file=self.setup_file)
+        self._check_code()
         for argument in self.beam_args:
             check_argument(argument, settings.fields(Options))
 
-    @property
-    def worker_cores(self) -> int:
-        """Virtual cores of a worker."""
-        return machine_cores(self.worker_machine_type)
+    def _check_code(self) -> None:
+        """Raises `OptionError` for several sources of the code of the workers, or a missing file."""
+        names = [name for name in ("sdk_container_image", "package", "setup_file") if getattr(self, name)]
+        if len(names) > 1:
+            raise OptionError(
+                f"{' and '.join(names)} exclude one another: the workers get the code in one way; give one"
+            )
+        if self.setup_file and os.path.basename(self.setup_file) != "setup.py":
+            raise OptionError(f"setup_file is {self.setup_file!r}; it must be the path of a setup.py")
+        if self.package and not self.package.endswith((".whl", ".tar.gz")):
+            raise OptionError(
+                f"package is {self.package!r}; it must be a wheel or a .tar.gz, as `pip wheel` makes them"
+            )
+        for name, path in (("setup_file", self.setup_file), ("package", self.package)):
+            if path and not os.path.isfile(path):
+                raise OptionError(f"{name} is {path!r}, which is not a file")
 
     def check(self, ingest: IngestOptions) -> None:
         """Checks that the workers can reach what an ingest reads and writes.
@@ -318,16 +296,23 @@ class Options(settings.Options):
             or the code cannot run in the image of the workers.
         """
         check_reachable(ingest)
-        if self.sdk_container_image or self.package or self.setup_file:
-            return
-        if stack.name() == stack.LEGACY:
+        self.check_stack()
+        # Workers with the default package do not have the extra `aws`.
+        if ingest.source.startswith("s3://") and not (self.sdk_container_image or self.package or self.setup_file):
+            raise OptionError(
+                f"the source {ingest.source!r} is in S3, which workers cannot read with the default package; "
+                "set sdk_container_image to an image built with --build-arg EXTRAS=gcp,aws"
+            )
+
+    def check_stack(self) -> None:
+        """Raises `OptionError` on the legacy stack without an image: each other way installs the same requirements."""
+        if stack.name() == stack.LEGACY and not self.sdk_container_image:
             # Its `google.api_core` imports a module of protobuf that version 3 does not have.
             raise OptionError(
                 f"sdk_container_image is not set; the legacy stack would put protobuf {metadata.version('protobuf')} "
                 "under the Google packages of Beam's image, which need 5 or later: build the image in the first lines "
                 "of Dockerfile, or use the current stack"
             )
-        check_packed_clients(ingest)
 
     def arguments(self, directory: str) -> list[str]:
         """Returns the arguments of Beam for a job; the default source of the code is a wheel, packed in `directory`."""
@@ -361,10 +346,11 @@ class Options(settings.Options):
         """See `Engine`. It checks that there are credentials, and sends no request to the service."""
         try:
             from beam_jobs.runners import dataflow_jobs
+            from beam_jobs.storage.object_stores import gcs
         except ImportError as error:
             raise OptionError(f"Dataflow cannot be reached ({error}); {stack.pip_install('.[gcp]')}") from error
-        if "--no_auth" not in self.beam_args:
-            dataflow_jobs.check_credentials()
+        if "--no_auth" not in self.beam_args and (reason := gcs.missing_login()):
+            raise OptionError(reason)
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:
             yield dataflow_jobs.Pipelines(self.arguments(directory), self.job_name, self.pool.workers)
 
@@ -378,7 +364,7 @@ class Options(settings.Options):
         return cost_estimate.DataflowPool(
             region=self.region,
             machine_type=self.worker_machine_type,
-            cores=self.worker_cores,
+            cores=machine_cores(self.worker_machine_type),
             min_workers=self.num_workers,
             max_workers=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
         )
@@ -423,4 +409,5 @@ def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
             "beam_args has no --sdk_container_image; workers of Dataflow run the components in an image with Feedline, "
             "see the first lines of Dockerfile"
         )
+    options.check_stack()
     return [*options.arguments(""), *([f"--job_name={options.job_name}"] if "job_name" in values else [])]

@@ -11,6 +11,7 @@ import bz2
 import contextlib
 import logging
 import pickletools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -25,8 +26,8 @@ from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.transforms.environments import DockerEnvironment
 
 from beam_jobs import stack
-from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.runners.beam_job import NoAnswer, StagePipeline
+from beam_jobs.errors import FeedlineError
+from beam_jobs.runners.beam_job import NoAnswer, StagePipeline, last_line
 from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
@@ -89,16 +90,6 @@ _REMEDIES = {
     409: "a job of that name runs already; wait for it, or set job_name",
     429: "the project is at its limit of jobs or requests; wait, or ask for a larger quota",
 }
-
-
-def check_credentials() -> None:
-    """Checks that there are credentials of Google Cloud; their permissions are not checked.
-
-    Raises:
-      OptionError: there are no credentials.
-    """
-    if reason := gcs.missing_login():
-        raise OptionError(reason)
 
 
 class Pipelines:
@@ -252,10 +243,15 @@ def _without_logs() -> Iterator[None]:
         logger.setLevel(level)
 
 
+# The line of an exception in a traceback. Below it, the service writes which of its files the message passed through.
+_EXCEPTION = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:: .+|Error)$", re.MULTILINE)
+
+
 def _message(error: Exception) -> str:
-    """Returns the message of the service, or the last line of another error."""
+    """Returns the message of the service; of a traceback of a worker its last exception, else the last line."""
     if refusal := stack.dataflow_refusal(error):
         status, reason = refusal
         return f"{' '.join(reason.split()) or 'no reason given'} ({status})"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1].strip().rstrip(".")
+    exceptions = _EXCEPTION.findall(str(error))
+    line = last_line(Exception(exceptions[-1]) if exceptions else error)
+    return "no reason given" if line == "None" else line.rstrip(".,")

@@ -6,6 +6,7 @@ failed job again. It continues after its finished units of work, whose results a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import re
@@ -172,14 +173,10 @@ class _Result:
         try:
             return self._result.wait_until_finish(), None
         except (RuntimeError, grpc.RpcError) as error:
-            return self._state(), error
-
-    def _state(self) -> str:
-        # Without an answer the job may still run, so it is not sent again; `run_job` cancels it.
-        try:
-            return str(self._result.state)
-        except grpc.RpcError:
-            return PipelineState.UNKNOWN
+            # Without an answer the job may still run, so it is not sent again; `run_job` cancels it.
+            with contextlib.suppress(grpc.RpcError):
+                return str(self._result.state), error
+            return PipelineState.UNKNOWN, error
 
     def cancel(self) -> None:
         """Cancels the job on Flink; Beam's own `cancel` only removes it from the job server."""

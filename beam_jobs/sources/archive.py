@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import BadImage, SourceError, os_errors_as
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import containers
@@ -114,10 +114,8 @@ class _Archives(ABC):
         self, container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore
     ) -> Iterator[Sample | Reject]:
         members = self._members(container, handle, on_hidden)
-        try:
+        with os_errors_as(SourceError, f"{container.path} cannot be read"):
             yield from samples(members, self.columns, partial(_read_sidecar, handle=handle))
-        except OSError as error:
-            raise SourceError(f"{container.path} cannot be read: {error.strerror or error}") from error
 
     def _extra_kinds(self) -> dict[str, type]:
         rows = (sample.row for sample in self._all_samples() if isinstance(sample, Sample))
@@ -134,7 +132,21 @@ class TarSource(_Archives):
         return decompress.detect_compression(containers.read_head(container))
 
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
-        return tar_members(container, handle, on_hidden)
+        headers = TarHeaders(handle.stream)
+        offset = 0
+        while member := _next_tar_member(headers, offset, container, handle):
+            offset = member.end
+            if member.kind == tarfile.DIRTYPE:
+                continue
+            try:
+                name = clean_name(member.name)
+                if hidden := hidden_part(name.split("/")):
+                    on_hidden(hidden)
+                else:
+                    yield _tar_member(member, name, container, handle)
+            except BadImage as bad:
+                yield scan_reject(member.name, member.name, bad.reason, bad.detail)
+        _check_tar_end(offset, container, handle)
 
 
 class ZipSource(_Archives):
@@ -144,7 +156,21 @@ class ZipSource(_Archives):
         return ""
 
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
-        return zip_members(container, handle, on_hidden)
+        used_ranges: list[tuple[int, int]] = []
+        for info in _zip_infos(container, handle):
+            raw_name = _zip_name(info)
+            if raw_name.endswith("/"):
+                continue
+            try:
+                name = clean_name(raw_name)
+                if hidden := hidden_part(name.split("/")):
+                    on_hidden(hidden)
+                else:
+                    member = _zip_member(info, name, container, handle)
+                    _check_overlap(info.header_offset, member.slice, used_ranges)
+                    yield member
+            except BadImage as bad:
+                yield scan_reject(raw_name, raw_name, bad.reason, bad.detail)
 
 
 def _report_hidden(prefix: str, on_hidden: OnHidden, path: str) -> None:
@@ -169,52 +195,6 @@ _ZIP_SIGNATURE = b"PK\x03\x04"
 _ZIP_UTF8, _ZIP_ENCRYPTED = 0x800, 0x1
 _ZIP_METHODS = {zipfile.ZIP_STORED: STORED, zipfile.ZIP_DEFLATED: DEFLATE}
 _UNIX = 3
-
-
-def tar_members(container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
-    """Yields the files of a tar archive that are not hidden, header by header.
-
-    Raises:
-      SourceError: the file is not a tar archive, damaged or truncated; the message gives the offset.
-    """
-    headers = TarHeaders(handle.stream)
-    offset = 0
-    while member := _next_tar_member(headers, offset, container, handle):
-        offset = member.end
-        if member.kind == tarfile.DIRTYPE:
-            continue
-        try:
-            name = clean_name(member.name)
-            if hidden := hidden_part(name.split("/")):
-                on_hidden(hidden)
-            else:
-                yield _tar_member(member, name, container, handle)
-        except BadImage as bad:
-            yield scan_reject(member.name, member.name, bad.reason, bad.detail)
-    _check_tar_end(offset, container, handle)
-
-
-def zip_members(container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
-    """Yields the files of a zip archive that are not hidden.
-
-    Raises:
-      SourceError: the file is not a zip archive, or its directory is damaged.
-    """
-    used_ranges: list[tuple[int, int]] = []
-    for info in _zip_infos(container, handle):
-        raw_name = _zip_name(info)
-        if raw_name.endswith("/"):
-            continue
-        try:
-            name = clean_name(raw_name)
-            if hidden := hidden_part(name.split("/")):
-                on_hidden(hidden)
-            else:
-                member = _zip_member(info, name, container, handle)
-                _check_overlap(info.header_offset, member.slice, used_ranges)
-                yield member
-        except BadImage as bad:
-            yield scan_reject(raw_name, raw_name, bad.reason, bad.detail)
 
 
 class _BoundedStream:

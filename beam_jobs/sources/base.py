@@ -125,7 +125,7 @@ class HiddenNames:
 
     Attributes:
       count: number of different folders, and of files outside of them.
-      examples: the first paths, one for each name such as `.DS_Store`; at most five.
+      examples: the first paths, one for each name such as `.DS_Store`; at most five, folders before files.
     """
 
     def __init__(self) -> None:
@@ -141,8 +141,10 @@ class HiddenNames:
             self._folders.add(hash(path))
         self.count += 1
         example = printable(path)
-        if len(self.examples) < _HIDDEN_EXAMPLES and _last_part(example) not in map(_last_part, self.examples):
-            self.examples.append(example)
+        if _last_part(example) not in map(_last_part, self.examples):
+            # A folder may be a class, so that no number of files before it may hide it.
+            examples = sorted([*self.examples, example], key=lambda name: not name.endswith("/"))
+            self.examples = examples[:_HIDDEN_EXAMPLES]
 
 
 def _last_part(path: str) -> str:

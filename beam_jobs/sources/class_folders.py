@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from beam_jobs import storage
 from beam_jobs.common.strings import plural
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import SourceError, os_errors_as
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printable, reference, scan_reject
@@ -73,12 +73,6 @@ def _unreadable(directory: str, error: OSError) -> SourceError:
 
 def _walk_local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     root = os.path.realpath(base)
-    for path, key, is_link in _matching_files(root, pattern, on_hidden):
-        yield reference(path, _reference(key, label_kind), root if is_link else "", label_kind)
-
-
-def _matching_files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterator[tuple[str, str, bool]]:
-    """Yields path and key of every matching file, and whether it is a link."""
     visited: set[tuple[int, int, State]] = set()
     # A stack, because a tree may be deeper than the recursion limit.
     levels = [_list_names(root, root, "", pattern.start(), visited)]
@@ -92,7 +86,8 @@ def _matching_files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterato
         if is_dir and (next_state := pattern.enter(state, name)):
             levels.append(_list_names(path, root, f"{prefix}{name}/", next_state, visited))
         elif not is_dir and pattern.holds(state, name):
-            yield path, prefix + name, is_link
+            ref = _reference(prefix + name, label_kind)
+            yield reference(path, ref, root if is_link else "", label_kind)
         elif pattern.hides(state, name, folder=is_dir):
             on_hidden(prefix + name + "/" * is_dir)
 
@@ -122,7 +117,7 @@ def is_dir(entry: os.DirEntry) -> bool:
 
 
 def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
-    try:
+    with os_errors_as(SourceError, f"{base} cannot be listed"):
         for entry in storage.list_objects(base):
             key = entry.path
             parts = key.split("/")
@@ -141,8 +136,6 @@ def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidd
                 _reference(key, label_kind), bytes=entry.bytes, mtime_ns=entry.mtime_ns, checksum=entry.checksum
             )
             yield reference(storage.join(base, key), ref, label_kind=label_kind)
-    except OSError as error:
-        raise SourceError(f"{base} cannot be listed: {error.strerror or error}") from error
 
 
 def _reference(key: str, label_kind: str) -> ImageRef:

@@ -16,7 +16,7 @@ from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources import coco_json, http_fetch
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
 from beam_jobs.sources.coco_json import NAME, Document, Id, is_id
-from beam_jobs.sources.row_reader import RowReader, refuse_other_buckets, value_kind
+from beam_jobs.sources.row_reader import RowReader, bad_annotation, refuse_other_buckets, value_kind
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 
 _MAX_FLOAT32 = 3e38  # a record holds numbers as float32
@@ -47,7 +47,7 @@ def _image_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     for side in (height, width):
         if not _is_number(side) or side != int(side) or side < 1:
-            raise _bad_object(
+            raise bad_annotation(
                 f"height and width are {height!r:.40} and {width!r:.40}; they must be whole numbers above 0"
             )
     return int(height), int(width)  # type: ignore[arg-type]
@@ -63,19 +63,19 @@ def _make_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: t
 def _parse_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     category = annotation.get("category_id")
     if not is_id(category) or category not in names:
-        raise _bad_object(f"category_id is {category!r:.40}; no category has that id")
+        raise bad_annotation(f"category_id is {category!r:.40}; no category has that id")
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
-        raise _bad_object(f"bbox is {bbox!r:.60}; it must be four finite numbers: x, y, width, height")
+        raise bad_annotation(f"bbox is {bbox!r:.60}; it must be four finite numbers: x, y, width, height")
     left, top, width, height = map(float, bbox)
     box = (left, top, left + width, top + height)
     if fault := box_fault(box, size):
-        raise _bad_object(fault)
+        raise bad_annotation(fault)
     area, crowd = annotation.get("area", width * height), annotation.get("iscrowd", 0)
     if not _is_number(area) or area < 0:
-        raise _bad_object(f"area is {area!r:.40}; it must be a finite number of at least 0")
+        raise bad_annotation(f"area is {area!r:.40}; it must be a finite number of at least 0")
     if crowd not in (0, 1):
-        raise _bad_object(f"iscrowd is {crowd!r:.40}; it must be 0 or 1")
+        raise bad_annotation(f"iscrowd is {crowd!r:.40}; it must be 0 or 1")
     segmentation = _parse_segmentation(annotation.get("segmentation"))
     return ImageObject(label=names[category], bbox=box, crowd=bool(crowd), area=float(area), segmentation=segmentation)
 
@@ -91,7 +91,7 @@ def _parse_segmentation(value: Any) -> Any:
             return {"size": size, "counts": counts}
     elif isinstance(value, list) and all(map(_is_numbers, value)):
         return value
-    raise _bad_object(f"segmentation is {value!r:.60}; it must be polygons or a run-length encoding")
+    raise bad_annotation(f"segmentation is {value!r:.60}; it must be polygons or a run-length encoding")
 
 
 def _is_numbers(value: Any) -> bool:
@@ -100,10 +100,6 @@ def _is_numbers(value: Any) -> bool:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_FLOAT32
-
-
-def _bad_object(detail: str) -> BadImage:
-    return BadImage(RejectReason.BAD_ANNOTATION, detail)
 
 
 _URL = "coco_url"

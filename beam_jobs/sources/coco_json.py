@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.common.system import temporary_errors
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import BadImage, SourceError, os_errors_as
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import RejectReason
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable
@@ -115,7 +115,6 @@ class _Values:
     """Values of a json in a temporary file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Takes a new file."""
         self._file = file
         self._end = 0
 
@@ -183,10 +182,8 @@ def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Do
 
 @contextlib.contextmanager
 def _open_json(path: str) -> Iterator[JsonStream]:
-    try:
+    with os_errors_as(SourceError, f"{path} cannot be read"):
         opened = storage.open_read(path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     with io.TextIOWrapper(opened, encoding="utf-8-sig") as stream:
         yield JsonStream(path, stream)
 

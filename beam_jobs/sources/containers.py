@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from beam_jobs import storage
 from beam_jobs.common.strings import size as describe_size
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import OptionError, SourceError, os_errors_as
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, printable
 from beam_jobs.storage import decompress
 
@@ -97,10 +97,8 @@ def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
     found: set[str] = set()
     hidden: set[str] = set()
     for pattern in braced(path):
-        try:
+        with os_errors_as(SourceError, f"{pattern} cannot be read"):
             matched = list(_matches(pattern, hidden.add)) if WILDCARD.search(pattern) else [pattern]
-        except OSError as error:
-            raise _unreadable(pattern, error) from error
         if not matched:
             raise SourceError(f"{pattern} matches no file; correct the pattern")
         found.update(matched)
@@ -137,10 +135,8 @@ def below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
       SourceError: the directory holds no such file.
     """
     hidden: set[str] = set()
-    try:
+    with os_errors_as(SourceError, f"{directory} cannot be read"):
         found = [container_at(name, directory) for name in _files_below(directory, hidden.add)]
-    except OSError as error:
-        raise _unreadable(directory, error) from error
     if not found:
         raise SourceError(f"{directory} holds no file; give a directory of TFRecord files")
     _report(hidden, directory, on_hidden)
@@ -181,10 +177,8 @@ def check_for_workers(found: Iterable[Container], detect_compression: Callable[[
     total = 0
     for container in found:
         if detect_compression(container):
-            try:
+            with os_errors_as(SourceError, f"{container.path} cannot be read"):
                 total += decompress.read_size_and_mtime(container.path)[0]
-            except OSError as error:
-                raise _unreadable(container.path, error) from error
         if total > MAX_COMPRESSED_BYTES:
             raise OptionError(
                 f"{container.path} is compressed, and with it the compressed files have {describe_size(total)}; on a "
@@ -201,12 +195,10 @@ def open_container(container: Container, compression: str) -> Iterator[OpenConta
     Raises:
       SourceError: the file cannot be read or unpacked.
     """
-    try:
+    with os_errors_as(SourceError, f"{container.path} cannot be read"):
         size, mtime_ns = decompress.read_size_and_mtime(container.path)
         path = decompress.decompressed_path(container.path, compression) if compression else container.path
         stream = storage.open_read(path)
-    except OSError as error:
-        raise _unreadable(container.path, error) from error
     with stream:
         unpacked = os.stat(path).st_size if compression else size
         yield OpenContainer(stream=stream, bytes=unpacked, compression=compression, mtime_ns=mtime_ns)
@@ -218,11 +210,8 @@ def read_head(container: Container, length: int = 10) -> bytes:
     Raises:
       SourceError: the file cannot be read.
     """
-    try:
-        with storage.open_read(container.path) as stream:
-            return stream.read(length)
-    except OSError as error:
-        raise _unreadable(container.path, error) from error
+    with os_errors_as(SourceError, f"{container.path} cannot be read"), storage.open_read(container.path) as stream:
+        return stream.read(length)
 
 
 def _choices(inside: str) -> list[str]:
@@ -295,14 +284,10 @@ def _check_regular(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise SourceError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}") from error
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise SourceError(f"{path} is {kind}; give a file, or a pattern such as {path.rstrip('/')}/*.tar")
-
-
-def _unreadable(path: str, error: Exception) -> SourceError:
-    return SourceError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")
 
 
 State = frozenset[tuple[int, int]]

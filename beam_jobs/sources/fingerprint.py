@@ -145,7 +145,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS files (
 _CHECK_TABLE = "SELECT path, slice, bytes, mtime_ns, ctime_ns, inode, sha256, run FROM files LIMIT 0"
 
 
-class FileIndex:
+class FileIndex(contextlib.AbstractContextManager["FileIndex"]):
     """Digests of local files, and of images in containers, by the status of their file.
 
     A digest counts as long as size, mtime, ctime and inode are the same. It is recorded only for a file that was older
@@ -171,10 +171,6 @@ class FileIndex:
                 self._database = sqlite3.connect(path, check_same_thread=False)
                 self._database.execute(_TABLE)
                 self._database.execute(_CHECK_TABLE)
-
-    def __enter__(self) -> FileIndex:
-        """Returns itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Saves what was read, also after an error; threads that still read then go on without."""

@@ -6,9 +6,8 @@ A container is a tar or zip archive, a TFRecord file, or a spool of the ingest i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.dataset import record
@@ -121,18 +120,20 @@ class Reader:
                 raise BadImage(RejectReason.UNREADABLE, cause) from error
             raise Unreadable(cause) from error
 
-    def threads(self, rows: Iterable[Mapping[str, Any]], cores: int) -> int:
+    def threads(self, places: Iterable[tuple[str, str]], cores: int) -> int:
         """Returns the number of threads to read images with: the number of cores, or more for images on servers.
 
         Args:
-          rows: rows with the `uri` and `slice` of each image.
+          places: `uri` and `slice` of each image.
           cores: number of threads that compute.
         """
-        return max(cores, _REMOTE_THREADS) if self.any_remote(rows) else cores
+        return max(cores, _REMOTE_THREADS) if any(storage.is_remote(self.path(*place)) for place in places) else cores
 
-    def any_remote(self, rows: Iterable[Mapping[str, Any]]) -> bool:
-        """Returns whether one of the images lies on a server; see `threads`."""
-        return any(storage.is_remote(self.path(row["uri"], row["slice"])) for row in rows)
+    def are_plain(self, places: Iterable[tuple[str, str]]) -> bool:
+        """Returns whether all images lie in local files, as they are; for the argument see `threads`."""
+        return not any(
+            storage.is_remote(self.path(uri, text)) or (text and Slice.parse(text).compression) for uri, text in places
+        )
 
     def path(self, uri: str, slice_text: str = "") -> str:
         """Returns the path or URL of the file that holds an image; for the arguments see `read`."""

@@ -112,7 +112,7 @@ class RowReader:
             uri = _cell(row, columns.image)
             key = http_fetch.unsigned(_cell(row, columns.key) or uri or row_name)
             if fault:
-                raise BadImage(RejectReason.BAD_ANNOTATION, fault)
+                raise bad_annotation(fault)
             if not uri:
                 raise BadImage(RejectReason.NOT_A_FILE, f"the cell of column {columns.image!r} is empty")
             return self._reference(row, key, uri)
@@ -155,7 +155,7 @@ class RowReader:
     def _mask(self, row: Row) -> str:
         uri = _cell(row, self.columns.mask)
         if not uri:
-            raise BadImage(RejectReason.BAD_ANNOTATION, f"the cell of column {self.columns.mask!r} is empty")
+            raise bad_annotation(f"the cell of column {self.columns.mask!r} is empty")
         return uri
 
     def _mask_time(self, uri: str) -> int:
@@ -181,8 +181,7 @@ class RowReader:
         items = value if isinstance(value, list) else [value]
         size = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
         if size > (limit := self.columns.max_value_bytes):
-            detail = f"column {column!r} holds {size} bytes; {limit} are allowed (max_value_bytes)"
-            raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+            raise bad_annotation(f"column {column!r} holds {size} bytes; {limit} are allowed (max_value_bytes)")
 
     def _path(self, uri: str) -> str:
         return uri if storage.is_remote(uri) else storage.join(self.base, uri)
@@ -238,6 +237,11 @@ class _Column:
         return int if self.is_int else float if self.float64 else str
 
 
+def bad_annotation(detail: str) -> BadImage:
+    """Returns the error of an image whose row or annotations cannot be used."""
+    return BadImage(RejectReason.BAD_ANNOTATION, detail)
+
+
 def value_kind(value: Any, path: str = "") -> type:
     """Returns the type of a value, int, float or str; for a list, the type that holds every item.
 
@@ -263,13 +267,12 @@ def _to_text(value: Any, column: str) -> str:
     if value is None or _is_missing_number(value):
         return ""
     if isinstance(value, (list, dict, tuple, bytes)):
-        detail = f"column {column!r} holds {value!r:.60}; it must hold a single text or number"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+        raise bad_annotation(f"column {column!r} holds {value!r:.60}; it must hold a single text or number")
     text = str(value).strip()
     # Most of a long text is not looked at: a small file can repeat it a million times.
     if len(text) > MAX_NAME_BYTES or len(_check_utf8(text, column).encode()) > MAX_NAME_BYTES:
         detail = f"column {column!r} holds {text[:60]!r}..., which has more than the {MAX_NAME_BYTES} bytes allowed"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+        raise bad_annotation(detail)
     return text
 
 
@@ -289,8 +292,7 @@ def _weight(row: Row, column: str) -> float:
         number = float(number)
     # The range also excludes NaN, and numbers that would be infinite in a record.
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= _MAX_FLOAT32:
-        detail = f"the weight is {value!r:.60}; it must be a finite number of at least 0"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+        raise bad_annotation(f"the weight is {value!r:.60}; it must be a finite number of at least 0")
     return float(number)
 
 
@@ -313,7 +315,7 @@ def _convert(value: Any, name: str, kind: type) -> Any:
         converted: Any = _to_int(stripped) if kind is int else kind(stripped)
     except (ValueError, OverflowError) as error:
         detail = f"column {name!r} holds {value!r:.60}, other cells hold {kind.__name__}; has the table changed?"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail) from error
+        raise bad_annotation(detail) from error
     return _check_utf8(converted, name) if kind is str else converted
 
 

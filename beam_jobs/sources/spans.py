@@ -177,12 +177,10 @@ def _parse(pattern: str) -> _Pattern:
 def _find_matches(pattern: _Pattern) -> Iterator[_Match]:
     """Yields the existing spans and versions, in no order."""
     expression = re.compile("/".join(map(_expression, pattern.names)))
-    try:
+    with errors.os_errors_as(SourceError, f"{pattern.base} cannot be listed"):
         for names in _remote(pattern) if storage.is_remote(pattern.base) else _local(pattern.base, pattern.names):
             if match := expression.fullmatch("/".join(names)):
                 yield _Match(names, match[_SPAN], match.groupdict().get(_VERSION))
-    except OSError as error:
-        raise SourceError(f"{pattern.base} cannot be listed: {error.strerror or error}") from error
 
 
 def _expression(name: str) -> str:
@@ -228,7 +226,6 @@ def _choose(owner: str, kind: str, chosen: int | None, matches: list[tuple[str, 
 
 
 def _describe_contents(base: str) -> str:
-    """Returns a description of the contents of a directory, for errors."""
     if not storage.is_remote(base) and not os.path.isdir(base):
         return f"there is no directory {base}"
     names = sorted({*storage.list_dirs(base), *storage.list_files(base)})

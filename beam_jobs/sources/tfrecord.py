@@ -23,7 +23,7 @@ from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
 from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
 from beam_jobs.sources.image_reader import EXAMPLE, Slice, decode_example
-from beam_jobs.sources.row_reader import RowReader
+from beam_jobs.sources.row_reader import RowReader, bad_annotation
 from beam_jobs.storage import decompress
 from beam_jobs.types import ExtraValue, ImageRef
 
@@ -87,8 +87,7 @@ class Layout:
         cells = [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values]
         if cells and name in self.kinds and type(cells[0]) is not self.kinds[name]:
             kind, before = type(cells[0]).__name__, self.kinds[name].__name__
-            detail = f"feature {name!r} holds {kind}; in the first records it was {before}"
-            raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+            raise bad_annotation(f"feature {name!r} holds {kind}; in the first records it was {before}")
         if name == self.columns.labels:
             return [str(cell) for cell in cells]
         return cells if len(cells) > 1 else cells[0] if cells else None
@@ -136,7 +135,7 @@ def _class_name(value: Any, name: str, names: tuple[str, ...]) -> Any:
     if not names:
         return value
     if not isinstance(value, int) or not 0 <= value < len(names):
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"feature {name!r} holds {value!r:.60}; it has {len(names)} names")
+        raise bad_annotation(f"feature {name!r} holds {value!r:.60}; it has {len(names)} names")
     return names[value]
 
 

@@ -19,7 +19,7 @@ from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable, scan_reject
 from beam_jobs.sources.containers import NO_FILES
 from beam_jobs.sources.image_reader import Slice
-from beam_jobs.sources.row_reader import RowReader
+from beam_jobs.sources.row_reader import RowReader, bad_annotation
 from beam_jobs.types import ImageRef
 
 # The usual suffixes of the formats that `images.header_check.sniff` detects.
@@ -183,7 +183,6 @@ def _make_samples(
 
 
 def _read_row(sidecars: Mapping[str, Member], columns: TableColumns, read: Callable[[Member], bytes]) -> dict[str, Any]:
-    """Returns the values of the sidecar files by column."""
     if len(sidecars) == 1:
         return {}
     used_columns = set(columns.named().values()) - {columns.image}
@@ -200,18 +199,17 @@ def _parse_object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"its .json is not JSON: {error}") from error
+        raise bad_annotation(f"its .json is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"its .json holds {text[:40]!r}; it must hold one object")
+        raise bad_annotation(f"its .json holds {text[:40]!r}; it must hold one object")
     return values
 
 
 def _read_text(sidecar: Member, read: Callable[[Member], bytes]) -> str:
     size = max(sidecar.bytes, sidecar.slice.length)
     if size > MAX_SIDECAR_BYTES:
-        detail = f"its .{sidecar.suffix} has {size} bytes; {MAX_SIDECAR_BYTES} are allowed"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+        raise bad_annotation(f"its .{sidecar.suffix} has {size} bytes; {MAX_SIDECAR_BYTES} are allowed")
     try:
         return read(sidecar).decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"its .{sidecar.suffix} is not UTF-8: {error}") from error
+        raise bad_annotation(f"its .{sidecar.suffix} is not UTF-8: {error}") from error

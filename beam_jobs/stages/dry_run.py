@@ -47,7 +47,7 @@ class Listing:
       bytes: sum of the known sizes, in bytes.
       rejects: number of entries that would be rejected without reading the file.
       hidden: number of ignored names, see `manifest.Remarks`.
-      hidden_names: the first ignored names.
+      hidden_names: the first ignored names, folders first.
       candidates: a random sample of the images, equal in every run.
     """
 
@@ -127,10 +127,10 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
             data = reader.read(ref.uri, ref.slice)
             sizes.append(len(data))
             (result,) = sandbox.examine([data], options.limits, options.pixels, options.facts, processes=1)
-            if isinstance(result, BadImage):
+            if isinstance(result, Exception):
                 raise result
-            encoded, facts = result
-            good.append((len(encoded), facts.source_height * facts.source_width))
+            facts = sandbox.unpack_facts(result.facts)
+            good.append((facts.bytes, facts.source_height * facts.source_width))
         except BadImage as bad:
             reasons.append(f"{http_fetch.unsigned(ref.uri)}: {bad.reason.value} ({bad.detail})")
         except Unreadable as fault:

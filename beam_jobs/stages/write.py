@@ -302,7 +302,8 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     chunk = chunk_size(pc.mean(table["bytes"]).as_py())
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
-    threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink has one thread
+    places = ((row["uri"], row["slice"]) for row in rows)
+    threads = task.reader.threads(places, max(1, task.threads - 1))  # the sink has one thread
     with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
         with storage.direct_writer(_work_path(task, name)) as stream, Sink(stream) as sink:

@@ -229,7 +229,10 @@ def direct_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
     with _remove_on_error(path), _open_write(path) as stream:
         yield stream
         if durable:
-            _sync(stream)
+            stream.flush()
+            # Streams of object stores have `fileno`, but it raises; closing them makes the object durable.
+            with contextlib.suppress(io.UnsupportedOperation, AttributeError):
+                os.fsync(stream.fileno())
 
 
 @contextlib.contextmanager
@@ -412,13 +415,6 @@ def _open_write(path: str) -> BinaryIO:
     from beam_jobs.storage import object_stores
 
     return object_stores.create(path)
-
-
-def _sync(stream: BinaryIO) -> None:
-    stream.flush()
-    # Streams of object stores have `fileno`, but it raises; closing them makes the object durable.
-    with contextlib.suppress(io.UnsupportedOperation, AttributeError):
-        os.fsync(stream.fileno())
 
 
 def _rename_exclusive(temporary: str, path: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from beam_jobs import storage
 from beam_jobs.common.strings import size
-from beam_jobs.errors import DiskError, FeedlineError, OptionError, chain
+from beam_jobs.errors import DiskError, FeedlineError, OptionError, chain, os_errors_as
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -242,10 +242,8 @@ def write_file(name: str, path: str, data: bytes) -> None:
     Raises:
       OptionError: the file cannot be written.
     """
-    try:
+    with os_errors_as(OptionError, f"{name} {path} cannot be written"):
         storage.write_bytes(path, data)
-    except OSError as error:
-        raise OptionError(f"{name} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _repair(directory: str, parent: str) -> str:

@@ -326,14 +326,10 @@ def _value(content: BinaryIO, kind: int, depth: int) -> Any:
         return _structure(content, depth + 1)
     if kind not in _SKIPPED:
         raise pa.ArrowInvalid(f"the header of a page has a field of type {kind}")
-    length = _SKIPPED[kind]
-    _skip(content, _unsigned(content) if length < 0 else length)
-    return None
-
-
-def _skip(content: BinaryIO, length: int) -> None:
+    length = _unsigned(content) if _SKIPPED[kind] < 0 else _SKIPPED[kind]
     if length and len(content.read(length)) < length:
         raise EOFError
+    return None
 
 
 def _signed(content: BinaryIO) -> int:

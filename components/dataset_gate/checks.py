@@ -61,7 +61,7 @@ def check_class_splits(dataset: GateDataset, limits: GateLimits) -> Iterator[Fin
     if missing and not limits.allow_missing_classes:
         yield Finding(
             check="missing classes",
-            split=first,
+            split="all splits",
             feature=CLASS,
             value=f"without an image of {some(missing, _MAX_LISTED)}",
             limit="an image of every class of the labels",

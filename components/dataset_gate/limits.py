@@ -61,7 +61,7 @@ class GateLimits(Options):
       near_leaks: whether to search for near duplicates across splits; off, because the search costs.
       max_near_leaks: images of later splits that look like one of an earlier split.
       near_distance: bits of 64 in which the perceptual hashes of near duplicates may differ, 0-8.
-      allow_missing_classes: whether a class may be absent from the first split.
+      allow_missing_classes: whether a class may have no image, or none in the first split.
       require_all_classes: whether the other splits must hold every class of the first; off, because small splits of
         rare classes do not.
       min_images_per_class: images of every class in the first split.

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Collection, Iterator
 
 from beam_jobs.common.strings import plural, some
-from beam_jobs.dataset.remarks import largest_usual_set
+from beam_jobs.dataset.remarks import LARGE_NEAR_SET, largest_usual_set
 from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import Finding, GateLimits, Remark
 
-INGEST = "ingest"  # the check of warnings of the ingest, which `dataset.json` has
 _FEW_IMAGES = 10  # of a class; its accuracy has an interval of more than half of all values
 _IMBALANCE = 10.0
 _MAX_LISTED = 5
@@ -25,8 +24,11 @@ def collect_remarks(dataset: GateDataset, limits: GateLimits, findings: Collecti
       findings: exceeded limits, on which there is no second remark.
     """
     found = {finding.check for finding in findings}
+    large_sets = list(_large_sets(dataset))
     for warning in dataset.manifest.warnings:
-        yield Remark(check=INGEST, value=warning)
+        if not (large_sets and warning.startswith(LARGE_NEAR_SET)):  # of the largest one alone, without its splits
+            yield Remark(check="ingest", value=warning)
+    yield from large_sets
     if folders := [name for name in dataset.manifest.remarks.hidden_names if name.endswith("/")]:
         yield Remark(
             check="hidden folders",
@@ -54,12 +56,32 @@ _VARIANTS = "count(DISTINCT sha256) > 1"  # exact copies have a remark, or a fin
 def _count_sets(dataset: GateDataset, column: str, name: str, condition: str) -> tuple[int, str]:
     """Returns the number of sets of images that differ in a column, and an example.
 
-    A set of near duplicates of which the ingest warned has no second remark.
+    A large set of near duplicates has a remark of its own.
     """
     most = largest_usual_set(dataset.manifest.counts.written) if column == "near" else sys.maxsize
     query = _SETS.format(column=column, name=name, condition=condition)
     result = dataset.database.query(query, most=most).to_pylist()[0]
     return result["sets"], result["example"] or ""
+
+
+_LARGE_SETS = """
+    SELECT count(*) AS images, min(key) AS first, max(key) AS last,
+        list(DISTINCT split ORDER BY split) AS splits, list(DISTINCT label ORDER BY label) AS classes
+    FROM images SEMI JOIN (
+        SELECT near FROM images WHERE near <> '' GROUP BY near HAVING count(*) > $most AND count(DISTINCT sha256) > 1)
+    USING (near)
+    GROUP BY near ORDER BY images DESC, first"""
+_LARGE_SET_REMEDY = "set ingest.near_duplicates to group or drop; for chains of unlike ones lower ingest.near_distance"
+
+
+def _large_sets(dataset: GateDataset) -> Iterator[Remark]:
+    """Finds sets of similar images that have so many images that they look like an accident."""
+    table = dataset.database.query(_LARGE_SETS, most=largest_usual_set(dataset.manifest.counts.written))
+    for count, first, last, splits, classes in zip(*table.to_pydict().values(), strict=True):
+        value = f"one set of {count:,} similar images (such as {first} and {last}); splits: {some(splits, _MAX_LISTED)}"
+        if dataset.manifest.label_kind == "single":
+            value += f"; classes: {some(classes, _MAX_LISTED)}"
+        yield Remark(check="near duplicates", value=value, remedy=_LARGE_SET_REMEDY)
 
 
 def _conflicts(dataset: GateDataset) -> Iterator[Remark]:

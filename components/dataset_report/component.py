@@ -45,7 +45,9 @@ class Executor(base_executor.BaseExecutor):
         """
         dataset = artifact_utils.get_single_uri(input_dict[EXAMPLES_KEY])
         keys = (EVALUATION_KEY, VERDICT_KEY, MODEL_KEY, MODEL_RUN_KEY)
-        evaluation, verdict, model, model_run = (_uri(input_dict, key) for key in keys)
+        evaluation, verdict, model, model_run = (
+            artifact_utils.get_single_uri(input_dict[key]) if input_dict.get(key) else "" for key in keys
+        )
         options = exec_properties.get(INPUT_OPTIONS_KEY)
         page = render(
             dataset,
@@ -60,15 +62,9 @@ class Executor(base_executor.BaseExecutor):
         storage.write_bytes(storage.join(directory, REPORT_NAME), page.encode())
 
 
-def _uri(input_dict: Artifacts, key: str) -> str:
-    """Returns the URI of an optional input; empty without one."""
-    artifacts = input_dict.get(key)
-    return artifact_utils.get_single_uri(artifacts) if artifacts else ""
-
-
 def _read(directory: str, name: str) -> dict[str, Any] | None:
     """Returns the content of a JSON file of an artifact; None without the artifact."""
-    return json.loads(storage.read_bytes(storage.join(directory, name))) if directory else None
+    return storage.read_json(storage.join(directory, name)) if directory else None
 
 
 class DatasetReportSpec(types.ComponentSpec):

@@ -311,6 +311,7 @@ class EvaluationView:
       f1: class name -> harmonic mean of recall and precision by image, 0-1; empty if not measured.
       averages: name, recall, precision and F1 of the average over all classes, and of that weighted by their images.
       slices: user column -> value -> accuracy of the worst values.
+      slice_largest: user column -> value -> accuracy of always answering with the largest class of these images, 0-1.
       top: share of images whose class is among the five most likely; None if not measured.
       baseline: accuracy of the previous blessed model; None without one.
       largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
@@ -328,6 +329,7 @@ class EvaluationView:
     f1: Mapping[str, float]
     averages: Sequence[tuple[str, float, float, float]]
     slices: Mapping[str, Mapping[str, Accuracy]]
+    slice_largest: Mapping[str, Mapping[str, float]]
     top: Accuracy | None
     baseline: Accuracy | None
     largest_class_share: float | None
@@ -365,6 +367,7 @@ def evaluation_view(
         f1=f1,
         averages=averages,
         slices=_slices(figures.slices),
+        slice_largest=figures.slice_largest,
         top=figures.top_k,
         baseline=figures.baseline,
         largest_class_share=figures.largest_class_share,

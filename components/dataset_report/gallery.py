@@ -416,13 +416,24 @@ def rejects(tables: Iterable[pa.Table], source: str = "") -> Rejects:
         by_reason[row["reason"]].append(row)
         if len(by_reason[row["reason"]]) >= 2 * _MOST_REJECTS:
             by_reason[row["reason"]] = _first_rejects(by_reason[row["reason"]])
-    sample = _sample_rejects([_first_rejects(rows) for _, rows in sorted(by_reason.items())])
+    turns = itertools.zip_longest(*(_first_rejects(rows) for _, rows in sorted(by_reason.items())))
+    sample = list(itertools.islice(filter(None, itertools.chain.from_iterable(turns)), _MOST_REJECTS))
     room = Room(_REJECTS_ROOM_BYTES)
     pictures = [
         _reject_picture(source, row, room) if source and index < _MOST_FILES else None
         for index, row in enumerate(sample)
     ]
-    rows = [_reject_row(row, picture) for row, picture in zip(sample, pictures, strict=True)]
+    rows = [
+        RejectRow(
+            key=shown.place(row["key"]),
+            stage=row["stage"],
+            reason=row["reason"],
+            detail=shown.text(row["detail"], 240),
+            bytes=strings.size(row["bytes"]),
+            picture=picture,
+        )
+        for row, picture in zip(sample, pictures, strict=True)
+    ]
     rows.sort(key=lambda row: (row.reason, row.key))
     reasons = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     return Rejects(rows=rows, reasons=reasons, total=counts.total(), has_source=os.path.isdir(source))
@@ -432,24 +443,8 @@ def _first_rejects(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return heapq.nsmallest(_MOST_REJECTS, rows, key=lambda row: row["key"])
 
 
-def _sample_rejects(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*groups))
-    return list(itertools.islice((row for row in turns if row is not None), _MOST_REJECTS))
-
-
 def _reject_picture(source: str, row: Mapping[str, Any], room: Room) -> Picture | None:
     if room.free_bytes <= 0:
         return None
     picture = render_reject(source, row["uri"], _REJECT_SIDE_PX)
     return None if picture is None else room.take(picture)
-
-
-def _reject_row(row: Mapping[str, Any], picture: Picture | None) -> RejectRow:
-    return RejectRow(
-        key=shown.place(row["key"]),
-        stage=row["stage"],
-        reason=row["reason"],
-        detail=shown.text(row["detail"], 240),
-        bytes=strings.size(row["bytes"]),
-        picture=picture,
-    )

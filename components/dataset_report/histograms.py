@@ -108,6 +108,8 @@ _MAX_SPLITS = 6
 _MAX_COLUMNS = 24  # user columns
 _MAX_VALUES = 12  # values of a column of names
 _LOG_RATIO = 50.0  # minimum ratio of maximum and minimum for a logarithmic axis
+_TAIL = 0.01  # share of values that a linear axis may cut off at an end
+_TAIL_RATIO = 3.0  # minimum ratio of their range and that of the others
 # Size of the coordinate system of a chart, which the page scales.
 WIDTH, HEIGHT = 240.0, 100.0
 
@@ -250,7 +252,7 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
     Args:
       title: name of the number, with its unit.
       values: split -> numbers in ascending order, NaN last, float64[images]; a split without numbers has no line.
-        Numbers that are not finite are ignored, and the note contains their count.
+        Numbers that are not finite are ignored. The note contains their count, and that of numbers beyond the axis.
       limits: ends of the axis, which include all numbers; None for minimum and maximum of the numbers.
     """
     finite = {split: divergence.finite_part(numbers) for split, numbers in values.items()}
@@ -261,6 +263,13 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
         return Histogram(title=title, lines=(), bins=(), ticks=("", "", ""), is_log=False, note=note)
     edges, is_log = _edges(list(finite.values()), limits)
     counts = {split: np.histogram(numbers, edges)[0] for split, numbers in finite.items()}
+    beyond = 0
+    for split, numbers in finite.items():
+        ends = np.searchsorted(numbers, edges[0]), len(numbers) - np.searchsorted(numbers, edges[-1], "right")
+        counts[split][[0, -1]] += ends
+        beyond += int(sum(ends))
+    cut_off = f"{plural(beyond, 'value')} beyond the axis, in its outer bins" if beyond else ""
+    note = "; ".join(filter(None, (note, cut_off)))
     tallest = max(float((images / images.sum()).max()) for images in counts.values())
     lines = [_line(split, numbers, counts[split], tallest) for split, numbers in finite.items()]
     middle = float(np.sqrt(edges[0] * edges[-1]) if is_log else (edges[0] + edges[-1]) / 2)
@@ -328,6 +337,13 @@ def _edges(values: Sequence[np.ndarray], limits: tuple[float, float] | None) -> 
         return np.array([low, high]), False
     bins = min(_BINS, len(set(itertools.chain.from_iterable(map(_first_distinct, values)))))
     is_log = low > 0 and high / low >= _LOG_RATIO
+    cuts = [(numbers[count], numbers[-1 - count]) for numbers in values for count in [int(_TAIL * len(numbers))]]
+    inner_low, inner_high = float(min(first for first, _ in cuts)), float(max(last for _, last in cuts))
+    # With a long tail, and a 0 for which there is no logarithm, all other values would be in one bin.
+    longest = _TAIL_RATIO * (inner_high - inner_low)
+    if longest and not is_log:
+        low = inner_low if inner_low - low > longest else low
+        high = inner_high if high - inner_high > longest else high
     edges = np.geomspace(low, high, bins + 1) if is_log else np.linspace(low, high, bins + 1)
     edges[0], edges[-1] = low, high  # rounding must exclude no value
     return edges, is_log

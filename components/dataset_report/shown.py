@@ -129,12 +129,13 @@ class Images:
           row: row of the table.
           columns: largest number of user columns.
         """
-        labels = self.labels(row)
+        labels, source = self.labels(row), (row["source_width"], row["source_height"])
+        resized = "" if source == (row["width"], row["height"]) else f", from {source[0]:,} x {source[1]:,}"
         pairs = [
             ("Image", place(row["key"])),
             ("Class", text(", ".join(labels))),
             ("Split", row["split"] if row["shard"] >= 0 else DROPPED),
-            ("Size", f"{row['width']:,} x {row['height']:,} pixels{_source_size(row)}"),
+            ("Size", f"{row['width']:,} x {row['height']:,} pixels{resized}"),
             ("Stored", f"{row['format']}, {strings.size(row['bytes'])}"),
             ("Re-encoded", row["normalised"].replace("+", ", ")),
             ("Brightness", f"{np.mean(row['mean_rgb']):.0f} of 255" if self.dataset.channels else ""),
@@ -182,12 +183,6 @@ def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
         database.run(_USER_VALUES)
         database.run(_ONE_CLASS if is_single else _CLASSES.format(no_class=NO_CLASS))
         yield Images(database, dataset)
-
-
-def _source_size(row: Mapping[str, Any]) -> str:
-    if (row["source_width"], row["source_height"]) == (row["width"], row["height"]):
-        return ""
-    return f", from {row['source_width']:,} x {row['source_height']:,}"
 
 
 # Reasons for a limit that stopped the decoder; the bytes of the image may be sound.

@@ -148,6 +148,7 @@ class Evaluation:
       precision: class name -> precision, sorted by name.
       top_k: share of images whose class is among the five most likely; None for five classes or fewer.
       slices: user column -> value -> accuracy over the images with that value.
+      slice_largest: user column -> value -> accuracy of always answering with the largest class of these images, 0-1.
       confusion: confusion matrix; None if not measured.
       calibration: calibration; None if not measured.
       baseline: accuracy of the previous blessed model on the same images; None without a baseline.
@@ -160,6 +161,7 @@ class Evaluation:
     precision: Mapping[str, Accuracy] = field(default_factory=dict)
     top_k: Accuracy | None = None
     slices: Mapping[str, Mapping[str, Accuracy]] = field(default_factory=dict)
+    slice_largest: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     confusion: Confusion | None = None
     calibration: Calibration | None = None
     baseline: Accuracy | None = None
@@ -169,9 +171,6 @@ class Evaluation:
 
 # True class index, predicted class index -> images.
 _Counts: TypeAlias = Mapping[tuple[int, int], int]
-_CONFUSION_PLOT = "multiClassConfusionMatrixAtThresholds"
-_CALIBRATION_PLOT = "calibrationHistogramBuckets"
-_TOP_ONE = "topK:1"
 
 
 def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
@@ -191,17 +190,19 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
     names = list(labels) or _class_names(plots, counts)
     confusion = _confusion(counts, names) if counts else None
     accuracies = {key: _accuracy(values, ACCURACY) for key, values in metrics.items()}
+    largest = {key: _number(values[LARGEST]) for key, values in metrics.items() if LARGEST in values}
     return Evaluation(
         overall=accuracies[()],
-        classes=_column_accuracies(accuracies, record.TEXT),
+        classes=_of_column(accuracies, record.TEXT),
         precision=_precision(confusion) if confusion else {},
         top_k=_accuracy(metrics[()], TOP_ACCURACY) if len(names) > TOP_K and TOP_ACCURACY in metrics[()] else None,
         slices=_slices(accuracies),
+        slice_largest=_slices(largest),
         confusion=confusion,
-        calibration=_calibration(plots.get((), {}).get(_TOP_ONE, {})),
+        calibration=_calibration(plots.get((), {}).get("topK:1", {})),
         baseline=_baseline(path),
         refused=_missed_thresholds(path, accuracies[()], metrics[()]),
-        largest_class_share=_number(metrics[()][LARGEST]) if LARGEST in metrics[()] else None,
+        largest_class_share=largest.get(()),
     )
 
 
@@ -227,7 +228,6 @@ def _baseline(path: str) -> Accuracy | None:
 
 
 def _missed_thresholds(path: str, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> tuple[str, ...]:
-    """Returns a sentence for each threshold that the model missed."""
     import tensorflow_model_analysis as tfma
 
     validations = tfma.load_validation_result(path).metric_validations_per_slice
@@ -259,13 +259,13 @@ def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _column_accuracies(accuracies: Mapping[tuple, Accuracy], column: str) -> dict[str, Accuracy]:
-    return {key[0][1]: accuracies[key] for key in sorted(accuracies) if key and key[0][0] == column}
+def _of_column(figures: Mapping[tuple, Any], column: str) -> dict[str, Any]:
+    return {key[0][1]: figures[key] for key in sorted(figures) if key and key[0][0] == column}
 
 
-def _slices(accuracies: Mapping[tuple, Accuracy]) -> dict[str, dict[str, Accuracy]]:
-    columns = sorted({key[0][0] for key in accuracies if key} - {record.TEXT})
-    return {name.removeprefix(record.EXTRA_PREFIX): _column_accuracies(accuracies, name) for name in columns}
+def _slices(figures: Mapping[tuple, Any]) -> dict[str, dict[str, Any]]:
+    columns = sorted({key[0][0] for key in figures if key} - {record.TEXT})
+    return {name.removeprefix(record.EXTRA_PREFIX): _of_column(figures, name) for name in columns}
 
 
 def _accuracy(metrics: Mapping[str, Mapping], name: str) -> Accuracy:
@@ -285,7 +285,7 @@ def _number(metric: Mapping) -> float:
 
 
 def _confusion_counts(plots: Mapping[str, Mapping]) -> _Counts:
-    matrices = plots.get("", {}).get(_CONFUSION_PLOT, {}).get("matrices", [])
+    matrices = plots.get("", {}).get("multiClassConfusionMatrixAtThresholds", {}).get("matrices", [])
     entries = matrices[0].get("entries", []) if matrices else []
     # Fields of value 0 are absent.
     return {
@@ -322,7 +322,7 @@ def _precision(confusion: Confusion) -> dict[str, Accuracy]:
 
 
 def _calibration(plots: Mapping[str, Mapping]) -> Calibration | None:
-    buckets = plots.get(_CALIBRATION_PLOT, {}).get("buckets", [])
+    buckets = plots.get("calibrationHistogramBuckets", {}).get("buckets", [])
     sums = [[0.0, 0.0, 0.0] for _ in range(CALIBRATION_BINS)]  # images, correct predictions, probabilities
     for bucket in buckets:
         # TFMA adds a bucket at either end; the upper one has probabilities of exactly 1.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.errors import CorruptDataset, SourceError, os_errors_as
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources import spans
 
@@ -83,15 +83,13 @@ def check_dataset(directory: str) -> Manifest:
       SourceError: the directory is not a published dataset, or cannot be read.
       CorruptDataset: a file is missing, has another size, or is an unknown file among the shards.
     """
-    try:
+    with os_errors_as(SourceError, f"dataset {directory} cannot be read"):
         dataset = manifest.load(directory)
         for name in dataset.table_digests:
             if not storage.exists(storage.join(directory, name)):
                 raise CorruptDataset(f"{storage.join(directory, name)} is missing; write the dataset again")
         for split in dataset.splits:
             _check_split(storage.join(directory, shards.split_dir(split)), dataset, split)
-    except OSError as error:
-        raise SourceError(f"dataset {directory} cannot be read: {error.strerror or error}") from error
     return dataset
 
 

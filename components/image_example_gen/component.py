@@ -59,7 +59,6 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
     """Adds the resolved source and its fingerprint to the execution properties, and the span to the artifact."""
 
     def __init__(self, metadata_handle: metadata.Metadata) -> None:
-        """Builds the driver; TFX calls it."""
         base_driver.BaseDriver.__init__(self, metadata_handle)
         ir_base_driver.BaseDriver.__init__(self, metadata_handle)
 
@@ -113,10 +112,11 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         # Some orchestrators of TFX do not run drivers.
         properties = exec_properties if fingerprint else resolve_properties(exec_properties)
         examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
-        if properties.get(DATASET_KEY):
-            dataset = _adopt(properties[DATASET_KEY], fingerprint)
-            fingerprint = dataset_fingerprint(dataset)
-            examples.uri = properties[DATASET_KEY]
+        if directory := properties.get(DATASET_KEY):
+            dataset = check_dataset(directory)
+            if fingerprint not in ("", dataset_fingerprint(dataset)):
+                raise SourceChanged(f"another dataset was published in {directory} just now; run the pipeline again")
+            fingerprint, examples.uri = dataset_fingerprint(dataset), directory
         else:
             dataset = self._ingest(examples.uri, properties, fingerprint)
         describe_span(examples, properties)
@@ -145,13 +145,6 @@ class Executor(base_beam_executor.BaseBeamExecutor):
 
 def _log_line(line: str) -> None:
     logging.log(logging.WARNING if line.startswith(WARNING) else logging.INFO, line)
-
-
-def _adopt(directory: str, fingerprint: str) -> Manifest:
-    dataset = check_dataset(directory)
-    if fingerprint and dataset_fingerprint(dataset) != fingerprint:
-        raise SourceChanged(f"another dataset was published in {directory} just now; run the pipeline again")
-    return dataset
 
 
 class ImageExampleGenSpec(types.ComponentSpec):

@@ -30,7 +30,6 @@ from beam_jobs.dataset import manifest, record
 from beam_jobs.dataset.manifest import Manifest
 from components.artifacts import Artifacts
 from components.schema import schema_text
-from components.schema.schema_text import SCHEMA_NAME
 from components.statistics import dataset_statistics, load_statistics
 
 Range = tuple[float, float]
@@ -257,7 +256,7 @@ class ReviewedSchemaExecutor(base_executor.BaseExecutor):
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes the artifact."""
         directory = artifact_utils.get_single_uri(output_dict[SCHEMA_KEY])
-        storage.write_bytes(storage.join(directory, SCHEMA_NAME), exec_properties[TEXT_KEY].encode())
+        storage.write_bytes(storage.join(directory, schema_text.SCHEMA_NAME), exec_properties[TEXT_KEY].encode())
 
 
 class InferredSchemaSpec(types.ComponentSpec):

@@ -156,7 +156,7 @@ def watch_progress(stage: str, total: Progress, read: Callable[[], Progress]) ->
 
 
 def describe_progress(done: Progress, total: Progress, seconds: float, first: Progress = _NOTHING) -> str:
-    """Returns the progress of a stage as one line.
+    """Returns the progress of a stage as one line; what may be missing on a narrow terminal comes last.
 
     Args:
       done: current progress.
@@ -173,16 +173,16 @@ def describe_progress(done: Progress, total: Progress, seconds: float, first: Pr
     if not done.note:  # which has a count of its own
         goal = f" of {total.images:,}" if total.images else ""
         parts.append(f"{done.images:,}{goal} images")
+    if left:
+        is_long = left >= _LONG_SECONDS
+        end = time.strftime(", until %Y-%m-%d %H:%M", time.localtime(time.time() + left)) if is_long else ""
+        parts.append(f"{clock_time(left)} left{end}")
     if rate:
         parts.append(f"{rate:,.{int(rate < 10)}f} images/s")
     if counted.bytes and seconds > 0:
         parts.append(f"{counted.bytes / 1e6 / seconds:,.1f} MB/s")
     if done.rejects:
         parts.append(f"{done.rejects:,} rejected")
-    if left:
-        is_long = left >= _LONG_SECONDS
-        end = time.strftime(", until %Y-%m-%d %H:%M", time.localtime(time.time() + left)) if is_long else ""
-        parts.append(f"{clock_time(left)} left{end}")
     return ", ".join(parts)
 
 
@@ -198,7 +198,8 @@ def _bar() -> Iterator[None]:
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(console.width // 6), TextColumn("{task.fields[line]}"))
+    bar_width = console.width // 12
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width), TextColumn("{task.fields[line]}"))
     shown: dict[_Stage, TaskID] = {}
 
     def draw() -> None:
@@ -209,7 +210,10 @@ def _bar() -> Iterator[None]:
                 bars.remove_task(task)
             shown.clear()
             shown[stage] = bars.add_task(stage.name, total=stage.total.images or None, line="")
-        bars.update(shown[stage], completed=done.images, line=stage.line(done))
+        line = stage.line(done)
+        while len(line) > console.width - bar_width - len(stage.name) - 2 and ", " in line:
+            line = line.rpartition(", ")[0]
+        bars.update(shown[stage], completed=done.images, line=line)
 
     with Bars(*columns, console=console, transient=True) as bars:
         draw()

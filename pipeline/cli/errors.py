@@ -117,7 +117,8 @@ def _translate_click(error: click.ClickException) -> str:
         return f"there is no option {error.option_name!r}{suggestion}"
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message().rstrip(".")
-    name, kind = _parameter_name(error.param), error.param.type
+    parameter, kind = error.param, error.param.type
+    name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
     choices = [str(choice) for choice in kind.choices] if isinstance(kind, click.Choice) else []
     if isinstance(error, click.MissingParameter):
         return f"{name} is missing" + (f"; known are {', '.join(choices)}" if choices else "")
@@ -126,7 +127,3 @@ def _translate_click(error: click.ClickException) -> str:
         return unknown(name, ast.literal_eval(unknown_choice["value"]), choices)
     message = error.message.rstrip(".").removesuffix(" range")  # `is not a valid integer range` names a class of click
     return f"{name}: {message}"
-
-
-def _parameter_name(parameter: click.Parameter) -> str:
-    return max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name

@@ -98,7 +98,9 @@ def _option_tables(command: click.Command, context: click.Context) -> Iterator[s
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Option) and record:
-            row = f"| `{_escape_cell(record[0])}` | {_escape_prose_cell(' '.join(record[1].split()))} |"
+            # In prose, `] [` would be a Markdown link.
+            meaning = _escape_cell(" ".join(record[1].split())).replace("] [", "] \\[")
+            row = f"| `{_escape_cell(record[0])}` | {meaning} |"
             headings.setdefault(getattr(parameter, "heading", GENERAL), []).append(row)
     for heading, rows in headings.items():
         yield "\n".join([f"| {heading.lower()} | meaning |", "|---|---|", *rows])
@@ -110,11 +112,6 @@ def _help_text(command: click.Command) -> str:
 
 def _escape_cell(text: str) -> str:
     return text.replace("|", r"\|")
-
-
-def _escape_prose_cell(text: str) -> str:
-    """Escapes a cell of prose, in which `] [` would be a Markdown link."""
-    return _escape_cell(text).replace("] [", "] \\[")
 
 
 _RELATED_PAGES = {
@@ -200,7 +197,7 @@ too. `feedline run` works in its own process and prints that it ignores the sect
 
 def settings_page() -> str:
     """Returns the page of `pipeline.yaml`."""
-    options = _run_options()
+    options = option_names(command, {str(parameter.name): "a=1" for parameter in command.params})  # of `feedline run`
     parts = [_SETTINGS_INTRODUCTION]
     for section, cls in sections().items():
         parts.append("\n".join(_settings_section(section, cls, options)))
@@ -259,11 +256,6 @@ def _setting_type(item: OptionField) -> str:
     text = settings.allowed(item.hint, item.annotations)
     text = re.sub(r"\ba (?=\w)|, as .*", "", text)
     return f"number {text}" if text.startswith(("between", "from")) else text
-
-
-def _run_options() -> dict[str, str]:
-    """Returns dotted key -> option of `feedline run`."""
-    return option_names(command, {str(parameter.name): "a=1" for parameter in command.params})
 
 
 _JSON_INTRODUCTION = """# JSON

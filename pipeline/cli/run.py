@@ -83,7 +83,8 @@ def command(
 
     settings = gather(config_path, option_settings(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
-        raise OptionError(f"--root is missing; give it, or name it in the --config file{_config_hint(config_path)}")
+        hint = f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
+        raise OptionError(f"--root is missing; give it, or name it in the --config file{'' if config_path else hint}")
     if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
     config = settings.build()
@@ -152,10 +153,3 @@ def print_answer(answer: Answer, as_json: bool, image: str, *lines: str) -> None
         raise GateFailed(answer.refusal)
     if not as_json:
         echo("", f"Try next:  {program()} predict {answer.model_dir} {image}")
-
-
-def _config_hint(config_path: str | None) -> str:
-    """Returns a hint about `--config` for a user who did not give it."""
-    if config_path:
-        return ""
-    return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"

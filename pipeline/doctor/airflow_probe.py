@@ -30,7 +30,9 @@ def main(timeout_s: float) -> None:
     url = make_url(conf.get("database", "sql_alchemy_conn"))
     unreachable = _connection_error(url, timeout_s)
     migrated, driver = False, ""
-    if not unreachable and not _is_missing_file(url):
+    # A connection would create the file of a SQLite database.
+    is_missing = url.get_backend_name() == "sqlite" and not (url.database and os.path.exists(url.database))
+    if not unreachable and not is_missing:
         try:
             migrated = _is_migrated(create_engine(url))
         except ModuleNotFoundError as error:
@@ -64,11 +66,6 @@ def _default_port(backend: str) -> int | None:
     """Returns the default port; for PostgreSQL the environment variable of libpq comes first."""
     port = os.environ.get("PGPORT", "") if backend == "postgresql" else ""
     return int(port) if port.isdecimal() else _PORTS.get(backend)
-
-
-def _is_missing_file(url: Any) -> bool:
-    """Whether the database is a SQLite file that does not exist; a connection would create it."""
-    return url.get_backend_name() == "sqlite" and not (url.database and os.path.exists(url.database))
 
 
 def _is_migrated(engine: Any) -> bool:

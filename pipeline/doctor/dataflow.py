@@ -155,7 +155,7 @@ def quota(session: Any, options: Options) -> Check:
     free = {item["metric"]: item["limit"] - item["usage"] for item in answer.get("quotas", ())}
     workers = options.max_num_workers
     needs = {
-        "CPUS": workers * options.worker_cores,
+        "CPUS": workers * options.pool.cores,
         "DISKS_TOTAL_GB": workers * (options.disk_size_gb or _DISK_GB),
         "IN_USE_ADDRESSES": workers if options.use_public_ips else 0,
     }
@@ -168,7 +168,7 @@ def quota(session: Any, options: Options) -> Check:
         fitting = min(int(workers * free[name] / count) for name, count in needs.items() if count and name in free)
         remedy = f"set engine.max_num_workers to {max(1, fitting)}, or request more at IAM & Admin > Quotas"
         return Check(name="quota", ok=False, detail=", ".join(shortages), remedy=remedy, needed=False)
-    return Check(name="quota", ok=True, detail=f"enough for {workers} workers of {options.worker_cores} cores")
+    return Check(name="quota", ok=True, detail=f"enough for {workers} workers of {options.pool.cores} cores")
 
 
 def _options(settings: Mapping[str, Any]) -> Options | OptionError:

@@ -177,7 +177,6 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
 
 
 def _interpreter(options: AirflowOptions) -> str:
-    """Returns the Python interpreter of the tasks."""
     if options.image:
         return "python"
     environment = os.path.abspath(options.environment or sys.prefix)

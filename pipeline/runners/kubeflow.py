@@ -239,6 +239,8 @@ def _check_settings(config: PipelineConfig, options: KubeflowOptions, root: str)
         )
     if config.train.strategy == "tpu":
         raise OptionError(f"train.strategy is 'tpu'; {_NO_TPU}")
+    if not config.train.checkpoint_steps:
+        raise OptionError("train.checkpoint_steps is 0; containers end without SIGTERM, set it to at least 1")
     drift = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
     limits, default = config.gate, GateLimits()
     limit = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")

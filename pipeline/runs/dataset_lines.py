@@ -30,7 +30,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
         *([("re-encoded", f"{normalised}; as the trainer cannot read them")] if normalised else []),
         *([("hidden", dataset.remarks.hidden_text)] if dataset.remarks.hidden else []),
         ("duplicates", _duplicates(dataset)),
-        *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
+        *([("near duplicates", near)] if (near := _near_duplicates(dataset)) else []),
         *([("classes", listed(dataset.labels))] if dataset.labels else []),
         *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
         *(("warning", line) for line in dataset.warnings),
@@ -65,9 +65,12 @@ def _duplicates(dataset: Manifest) -> str:
 
 
 def _near_duplicates(dataset: Manifest) -> str:
+    if dataset.options.get("near_duplicates", "off") == "off":
+        return "not looked for; --near-duplicates report looks for them"
     counts = dataset.counts
     dropped = f", {counts.near_dropped:,} dropped" if counts.near_dropped else ""
-    return f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
+    sets = f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
+    return sets if counts.near_clusters else ""
 
 
 def _split(dataset: Manifest, name: str) -> str:

@@ -141,7 +141,7 @@ def _schema(record: _Record) -> Facts:
 
 
 def _verdict(record: _Record) -> Facts:
-    verdict = json.loads(storage.read_bytes(os.path.join(record.path, _VERDICT_NAME)))
+    verdict = storage.read_json(os.path.join(record.path, _VERDICT_NAME))
     checks = [finding["check"] for finding in verdict.get("findings", [])]
     remarks = f" with {plural(count, 'remark')}" if (count := len(verdict.get("remarks", []))) else ""
     yield "verdict", f"{len(checks)} findings ({', '.join(sorted(set(checks)))})" if checks else f"passed{remarks}"

@@ -5,7 +5,6 @@ The report is that of the component DatasetReport, with the steps and the lineag
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,6 @@ from beam_jobs.dataset.manifest import Manifest
 from components.blessed_model import NODE_ID as BLESSED_MODEL
 from components.dataset_gate.component import VERDICT_NAME
 from components.dataset_gate.limits import Finding, Remark
-from components.dataset_gate.remarks import INGEST
 from components.dataset_report.component import REPORT_NAME
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, load_evaluation
@@ -103,9 +101,9 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
       schema: path of the copy of an inferred schema; empty when it was not inferred.
       is_named: whether the configuration names the file of the schema.
     """
-    verdict = json.loads(storage.read_bytes(os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)))
+    verdict = storage.read_json(os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME))
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
-    dataset_dir = steps["ImageExampleGen"].outputs["examples"]
+    dataset_dir, model_run = steps["ImageExampleGen"].outputs["examples"], steps["Trainer"].outputs["model_run"]
     evaluator = steps["Evaluator"].outputs
     diverged = os.path.join(steps["Trainer"].outputs["model"], SERVING_DIR, DIVERGED_NAME)
     refused = (storage.read_bytes(diverged).decode(),) if os.path.exists(diverged) else ()
@@ -131,12 +129,8 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
         schema_named=is_named,
         steps=steps,
         rates=rates,
-        input_wait=float(_load_training(steps["Trainer"].outputs["model_run"])["input_wait"]),
+        input_wait=float(storage.read_json(os.path.join(model_run, HISTORY_NAME))["input_wait"]),
     )
-
-
-def _load_training(directory: str) -> dict[str, Any]:
-    return json.loads(storage.read_bytes(os.path.join(directory, HISTORY_NAME)))
 
 
 def text(summary: RunSummary) -> str:
@@ -144,15 +138,18 @@ def text(summary: RunSummary) -> str:
     steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
     cached = [name for name, step in steps.items() if step.state == "cached"]
     rates = summary.rates
+    share = summary.largest_class_share
+    largest = "" if share is None else f"; always the largest class gives {share:.4f}"
     speed = f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"
     lines = [
-        *dataset_lines(summary.dataset),
+        # The remarks include the warnings; verdicts of older releases have no remarks.
+        *(line for line in dataset_lines(summary.dataset) if line[0] != "warning" or not summary.remarks),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
         *_remarks(summary),
         ("schema", _schema(summary)),
         ("", summary.schema),
-        ("accuracy", f"{_accuracy(summary.accuracy)}{_largest_class(summary)}"),
+        ("accuracy", f"{_accuracy(summary.accuracy)}{largest}"),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
         ("input", speed),
         ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
@@ -168,9 +165,8 @@ def _remarks(summary: RunSummary) -> list[tuple[str, str]]:
     if not summary.remarks:
         return [] if summary.findings else [("gate", "passed")]
     count = plural(len(summary.remarks), "remark")
-    heading = [("gate", f"{'' if summary.findings else 'passed '}with {count}: see the report")]
-    warnings = f"{INGEST}: "  # the lines of the dataset have them
-    return heading + [("remark", remark) for remark in summary.remarks if not remark.startswith(warnings)]
+    heading = ("gate", f"{'and' if summary.findings else 'passed with'} {count}: see the report")
+    return [heading, *(("remark", remark) for remark in summary.remarks)]
 
 
 def _schema(summary: RunSummary) -> str:
@@ -204,11 +200,6 @@ def _accuracy(accuracy: Accuracy) -> str:
     return f"{accuracy.value:.4f}, {interval}, on {accuracy.images:,} images"
 
 
-def _largest_class(summary: RunSummary) -> str:
-    share = summary.largest_class_share
-    return "" if share is None else f"; always the largest class gives {share:.4f}"
-
-
 def write_report(
     config: PipelineConfig,
     store: MetadataStore,
@@ -233,11 +224,11 @@ def write_report(
         return ""
     verdict_dir = _report_output(steps, "DatasetGate", "verdict")
     if verdict_dir and verdict is None:
-        verdict = json.loads(storage.read_bytes(os.path.join(verdict_dir, VERDICT_NAME)))
+        verdict = storage.read_json(os.path.join(verdict_dir, VERDICT_NAME))
     evaluation = _report_output(steps, "Evaluator", "evaluation")
     model = _report_output(steps, "Trainer", "model") if evaluation else ""
     model_run = _report_output(steps, "Trainer", "model_run")
-    training = _load_training(model_run) if model_run else None
+    training = storage.read_json(os.path.join(model_run, HISTORY_NAME)) if model_run else None
     page = render(
         dataset,
         load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,

@@ -22,6 +22,9 @@ class Breaker:
         from beam_jobs.images import decode, process, thumbnail
         for module, name in ((process, "examine"), (thumbnail, "render"), (decode, "decode_checked")):
             setattr(module, name, broken(getattr(module, name)))
+        from beam_jobs.sources.image_reader import Reader
+        read = Reader.read
+        Reader.read = lambda self, uri, *rest: ACTS.get(uri.encode(), int)() or read(self, uri, *rest)
         return None
 
 def broken(function):
@@ -36,16 +39,22 @@ def spin():
     while True:
         pass
 
-def once():
-    path = os.path.join(os.path.dirname(__file__), "died")
+def once(number):
+    path = os.path.join(os.path.dirname(__file__), number.name)
     if not os.path.exists(path):
         open(path, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 def eat():
     kept = []
     while True:
         kept.append(bytearray(64 << 20))
+
+def meet():
+    folder, end = os.path.dirname(__file__), time.monotonic() + 20
+    open(os.path.join(folder, f"met{os.getpid()}"), "w").close()
+    while sum(name.startswith("met") for name in os.listdir(folder)) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
 
 def bug():
     raise KeyError("a bug")
@@ -56,8 +65,11 @@ ACTS = {
     b"<spin>": spin,
     b"<sleep>": lambda: time.sleep(3600),
     b"<stop>": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    b"<once>": once,
+    b"<once>": lambda: once(signal.SIGKILL),
+    b"<late>": lambda: time.sleep(2),
+    b"<stopped>": lambda: once(signal.SIGSTOP),
     b"<eat>": eat,
+    b"<meet>": meet,
     b"<bug>": bug,
     b"<exit>": lambda: os._exit(3),
     b"<exit 0>": lambda: os._exit(0),

@@ -66,6 +66,14 @@ def store(request, tmp_path) -> str:
     return request.getfixturevalue("bucket") if request.param == "s3" else f"{SCHEME}://{tmp_path}"
 
 
+@pytest.fixture(params=["local", "remote"])
+def place(request, tmp_path) -> str:
+    """The temporary directory, as it is and as a place in an object store."""
+    from tests.beam_jobs.object_store import SCHEME
+
+    return str(tmp_path) if request.param == "local" else f"{SCHEME}://{tmp_path}"
+
+
 @pytest.fixture
 def server() -> Iterator[WebServer]:
     """A web server of one page, `/a.jpg`, which holds `DATA`."""

@@ -4,9 +4,9 @@
 are killed, into FOLDER/0, FOLDER/1, ..., each run again after it. What it saw is printed as one JSON object.
 
 A moment is a number: of the files opened and renamed so far in the source and the output. An audit hook of the
-interpreter counts them, so nothing of the ingest is replaced, and any write, rename or read can be the last. All
-processes are forked from one that has imported everything and done nothing. They decode as ever, in processes that are
-forked from one fork server: each would start its own, and spend ten seconds on the import of TensorFlow.
+interpreter counts them, so any write, rename or read can be the last, but for what a decoder reads. All processes are
+forked from one that has imported everything and done nothing. They decode as ever, in processes that are forked from
+one fork server: each would start its own, and spend ten seconds on the import of TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from beam_jobs import ingest
 from beam_jobs.images import sandbox
@@ -118,7 +119,12 @@ def counted(places: tuple[str, ...], source: str, report: Path, work: Callable[[
         if path.startswith(source):
             seen[os.path.relpath(path, source)] += 1
 
+    def examine(images: list, *rest: Any) -> list:
+        seen.update(uri for uri, _ in images)  # a decoder reads them
+        return by_decoder(images, *rest)
+
     on_each_moment(places, note)
+    by_decoder, sandbox.examine = sandbox.examine, examine
     found = work()
     report.write_text(json.dumps({"moments": last, "read": seen, **found}))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 
+import numpy as np
 import pyarrow as pa
 
 from beam_jobs.dataset import schemas
+from beam_jobs.images.sandbox import FACTS, pack_facts
 from beam_jobs.options import IngestOptions
 from beam_jobs.types import ImageFacts, ImageRecord, ImageRef
 
@@ -18,6 +21,12 @@ def sha(text: str) -> str:
 
 def make_ref(key: str = "cat/a.jpg", label: str = "cat", **fields) -> ImageRef:
     return ImageRef(**{"key": key, "uri": key, "label": label, "bytes": 1000, "mtime_ns": 1, **fields})
+
+
+def parse_ref(row: dict) -> ImageRef:
+    """Returns the reference in a row of a `REFS` table."""
+    annotations = schemas.parse_annotations(row["annotations"])
+    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": annotations})
 
 
 def make_facts(content: str = "a", **fields) -> ImageFacts:
@@ -46,7 +55,15 @@ def make_record(encoded: bytes = b"pixels", **fields) -> ImageRecord:
 
 
 def examined(*rows: tuple[ImageRef, ImageFacts]) -> pa.Table:
-    return pa.Table.from_pylist([schemas.examined_row(ref, facts) for ref, facts in rows], schemas.EXAMINED)
+    refs = pa.Table.from_pylist([schemas.ref_row(ref) for ref, _ in rows], schemas.REFS)
+    facts = np.frombuffer(b"".join(pack_facts(facts) for _, facts in rows), FACTS)
+    work = {"slice": [ref.slice for ref, _ in rows], "mask_crc32c": [facts.mask_crc32c for _, facts in rows]}
+    work |= dict.fromkeys(("mask_slice", "mask_values"), [""] * len(rows))
+    return schemas.examined(refs, facts, [ref.annotations for ref, _ in rows], work, 0)
+
+
+def examined_row(ref: ImageRef, facts: ImageFacts) -> dict:
+    return examined((ref, facts)).to_pylist()[0]
 
 
 def many(count: int, start: int = 0) -> list[tuple[ImageRef, ImageFacts]]:

@@ -141,7 +141,7 @@ def test_hidden_names_are_counted_and_named_beside_what_was_found(tmp_path):
         (Path(options.source) / name).parent.mkdir(exist_ok=True)
         (Path(options.source) / name).write_bytes(b"hidden")
     result = ingest.run(replace(options, overwrite=True))
-    names = (".net/", "Thumbs.db", "china/.t/", "china/.x.png")
+    names = (".net/", "china/.t/", "Thumbs.db", "china/.x.png")
     assert (result.counts.found, result.remarks.hidden, result.remarks.hidden_names) == (found, 4, names)
 
 

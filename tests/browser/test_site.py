@@ -55,8 +55,7 @@ def test_pages_fit_their_width_and_need_nothing_from_elsewhere(open_page, site, 
 
 
 @pytest.mark.parametrize(
-    ("words", "first"),
-    [("resume", "training.html"), ("early stopping", "training.html"), ("augmentation", "ops.html")],
+    ("words", "first"), [("resume", "training.html"), ("early stopping", "training.html"), ("augmentation", "ops.html")]
 )
 def test_the_search_finds_the_page_of_a_subject_first_from_a_disk(open_page, words, first):
     page = open_page("recipes/05-cache.html")

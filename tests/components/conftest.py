@@ -86,14 +86,18 @@ def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def analyse(model: Path, dataset: Path, config, out: Path) -> Path:
-    """Runs TFMA as Evaluator does, on the eval split, and returns the directory of its output."""
+def analyse(model, dataset: Path, config, out: Path) -> Path:
+    """Runs TFMA as Evaluator does, on the eval split, and returns the directory of its output.
+
+    `model` is the directory of one, or what TFMA has made of one or of several.
+    """
     import tensorflow_model_analysis as tfma
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    shared = tfma.default_eval_shared_model(eval_saved_model_path=str(model), eval_config=config)
+    if isinstance(model, Path):
+        model = tfma.default_eval_shared_model(eval_saved_model_path=str(model), eval_config=config)
     tfma.run_model_analysis(
-        eval_shared_model=shared,
+        eval_shared_model=model,
         eval_config=config,
         data_location=str(dataset / "Split-eval" / "*"),
         output_path=str(out),

@@ -125,10 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         job = self._job()
         job.watched.set()
         if self._path().endswith("/messages"):
-            failed = job.state == "JOB_STATE_FAILED"
-            text = (job.log.strip() or "the worker ended without a word").splitlines()[-1]
-            message = {"id": "1", "time": "2025-01-01T00:00:00Z", "messageImportance": "JOB_MESSAGE_ERROR"}
-            answer(self, {"jobMessages": [message | {"messageText": text}] if failed else []})
+            answer(self, {"jobMessages": messages(job)})
         elif self._path().endswith("/metrics"):
             answer(self, {"metrics": []})
         else:
@@ -143,6 +140,22 @@ class _Handler(BaseHTTPRequestHandler):
     def _described(self, job: Job) -> dict:
         same = {key: job.description[key] for key in ("name", "clientRequestId")}
         return {"id": job.id, "currentState": job.state, **same}
+
+
+def messages(job: Job) -> list[dict]:
+    """Returns what the service writes about a job that failed: the traceback of a worker, and the end of the job."""
+    if job.state != "JOB_STATE_FAILED":
+        return []
+    cause = "Work item failed." if job.log else "SDK disconnect."
+    traceback = f"{job.log}\npassed through:\n==>\n    dist_proc/dax/workflow/worker/fnapi_service_impl.cc:1287\n"
+    end = (
+        "Workflow failed. Causes: S01:Buckets/Read+Examine failed., The job failed because a work item has failed 4 "
+        "times. Look in previous log entries for the cause of each one of the 4 failures. The work item was attempted "
+        f"on these workers: \n\n      photos-harness-x1b2\n      Root cause: {cause},\n"
+    )
+    common = {"time": "2025-01-01T00:00:00Z", "messageImportance": "JOB_MESSAGE_ERROR"}
+    texts = [traceback, end] if job.log else [end]
+    return [{"id": str(number), "messageText": text, **common} for number, text in enumerate(texts)]
 
 
 def answer(handler: BaseHTTPRequestHandler, content: dict, status: int = 200) -> None:

@@ -209,9 +209,7 @@ def launched(template: str, service) -> dataflow_service.Job:
     url = f"{service.url}v1b3/projects/my-project-1/locations/us-central1/jobs"
     with urlopen(Request(url, data=storage.read_bytes(template), method="POST"), timeout=30):
         job = service.jobs[0]
-    deadline = time.monotonic() + 240
-    while job.state == "JOB_STATE_RUNNING" and time.monotonic() < deadline:
-        time.sleep(0.5)
+    wait_until(lambda: job.state != "JOB_STATE_RUNNING", 240, lambda: job.log)
     return job
 
 
@@ -240,13 +238,16 @@ def test_a_template_runs_the_whole_ingest_on_workers(photos, dataset, bucket, se
     assert remote_shards(out) == shards_under(dataset)
 
 
-def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos, bucket, service, tmp_path):
+@pytest.mark.parametrize("cause", ["Root cause: SDK disconnect", r"OSError: \[Errno 5\] .* 'gs://.*/units/\w+\.jsonl'"])
+def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos, bucket, service, cause):
     source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
-    service.python = "/bin/false"
+    if cause.startswith("Root"):
+        service.python = "/bin/false"
+    bucket.tap.refuse = lambda asked: 403 * ("units" in asked.path and "alt=media" in asked.path)
     with engine(bucket, service).open() as make_pipeline, pytest.raises(FeedlineError) as caught:
         run(options(source, out), make_pipeline)
     text = str(caught.value)
-    assert text.startswith("a job on Dataflow failed: the worker ended without a word; its logs are at https://")
+    assert re.match(f"a job on Dataflow failed: {cause}; its logs are at https://", text)
     assert service.jobs[0].id in text
     assert "\n" not in text
 
@@ -262,9 +263,7 @@ def interruptible():
 @contextlib.contextmanager
 def interrupted_at_the_first_request(service) -> Iterator[None]:
     def interrupt():
-        deadline = time.monotonic() + 60
-        while not service.jobs and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: service.jobs, 60)
         service.jobs[0].watched.wait(60)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does, it ends a sleep
 

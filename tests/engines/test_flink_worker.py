@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import ExternalEnvironment
 
 from beam_jobs import ingest
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.runners.flink import WORKER
 from beam_jobs.stages import resume
 from benchmarks.resident import FamilyPeak, family_bytes
@@ -54,7 +57,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def external(place: str, workers: int = 1) -> beam.Pipeline:
+def external(place: str, workers: int) -> beam.Pipeline:
     options = PipelineOptions(direct_num_workers=workers)
     return beam.Pipeline(runner=FnApiRunner(default_environment=ExternalEnvironment(place)), options=options)
 
@@ -66,7 +69,7 @@ def options_of(source: Path, out: Path) -> IngestOptions:
 def test_a_worker_in_a_process_of_its_own_makes_the_bytes_of_the_in_process_runner(photos, tmp_path):
     ingest.run(options_of(photos, tmp_path / "here"))
     with pool() as (_, place):
-        ingest.run(options_of(photos, tmp_path / "there"), lambda: external(place))
+        ingest.run(options_of(photos, tmp_path / "there"), lambda: external(place, workers=1))
     assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
 
 
@@ -116,19 +119,34 @@ def test_units_that_run_twice_and_workers_that_stand_still_for_a_while_lose_noth
     """As on a service that takes a worker for dead, gives its work to another one, and is wrong about it."""
     make_photographs(tmp_path / "photos", 120)
     (tmp_path / "photos" / "a" / "broken.jpg").write_bytes(b"no image")
-    options = replace(options_of(tmp_path / "photos", tmp_path / "there"), bucket_images=10)
+    changed = {"bucket_images": 10, "pixels": PixelOptions(policy="resize")}  # which writes a spool file for each unit
+    options = replace(options_of(tmp_path / "photos", tmp_path / "there"), **changed)
     ingest.run(replace(options, out=str(tmp_path / "here")))
     write_units, done, stopped = resume.write_units, threading.Event(), set()
+    attempts = defaultdict(set)
     monkeypatch.setattr(
         resume, "write_units", lambda path, units: write_units(path, [unit for unit in units for _ in range(2)])
     )
 
+    def look() -> int:
+        """Notes which attempts at a unit have a spool file, and returns the number of finished units."""
+        names: list[str] = []
+        with contextlib.suppress(OSError):  # it is not there yet, or no more
+            names = os.listdir(tmp_path / "there" / "_work" / "examined")
+        for unit, attempt in re.findall(r"spool-(.+?)\.([0-9a-f]{32})", " ".join(names)):
+            attempts[unit].add(attempt)
+        return sum(name.startswith("done-") for name in names)
+
     def stand_still(pool_process: int) -> None:
-        while not done.wait(0.3):
-            for worker in psutil.Process(pool_process).children():
+        """Stops a worker in the middle of a unit until the other one, which has the same units, has finished one."""
+        while not done.wait(0.002):
+            for worker in psutil.Process(pool_process).children() * bool(before := look()):
                 with contextlib.suppress(psutil.Error):
+                    done.wait(0.03)
                     worker.suspend()
-                    done.wait(0.7)
+                    deadline = time.monotonic() + 1
+                    while look() == before and time.monotonic() < deadline:
+                        done.wait(0.002)
                     worker.resume()
                     stopped.add(worker.pid)
 
@@ -141,6 +159,7 @@ def test_units_that_run_twice_and_workers_that_stand_still_for_a_while_lose_noth
             done.set()
             watcher.join()
     assert len(stopped) >= 4, "two workers of each job"
+    assert max(map(len, attempts.values())) == 2, "both workers were in one unit at the same time"
     assert (counts.found, counts.written, sum(counts.rejects.values())) == (121, 120, 1)
     assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
 

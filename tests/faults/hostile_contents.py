@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from beam_jobs.dataset import manifest, schemas, tfrecord
 from tests import image_table
 from tests.beam_jobs import make_hostile_images as make
+from tests.faults.hostile_files import DEEP, LONG, same
 from tests.make_images import forged_png, jpeg
 
 Change = Callable[[Path], None]
-_LONG = "x" * 400_000
-_DEEP = 100_000
 
 
 def _text(change: Callable[[str], str]) -> Change:
@@ -70,16 +69,12 @@ def _column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
-def _same(value: str, count: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([value]))
-
-
 def _repeated(name: str, count: int) -> Callable[[pa.Table], pa.Table]:
     """Returns a change that makes so many rows of the first one, with a long text in one column."""
 
     def change(table: pa.Table) -> pa.Table:
         many = table.slice(0, 1).take(pa.array([0] * count))
-        return _column(many, name, _same(_LONG, count))
+        return _column(many, name, same(LONG, count))
 
     return change
 
@@ -131,8 +126,8 @@ def _encoded(data: Callable[[], bytes]) -> Change:
 
 _RAW = {"image/format": b"raw", "image/encoded": b"pixels", "image/height": 1 << 31, "image/width": 1 << 31}
 DATASETS: dict[str, Change] = {
-    "deep JSON in dataset.json": _text(lambda text: text[:-2] + ',"deep":' + "[" * _DEEP + "]" * _DEEP + "}"),
-    "dataset.json that is deep JSON": _text(lambda _: "[" * _DEEP),
+    "deep JSON in dataset.json": _text(lambda text: text[:-2] + ',"deep":' + "[" * DEEP + "]" * DEEP + "}"),
+    "dataset.json that is deep JSON": _text(lambda _: "[" * DEEP),
     "a number of a megabyte in dataset.json": _text(lambda text: text[:-2] + ',"n":' + "9" * 1_000_000 + "}"),
     "counts that are no numbers": _values(lambda values: values["counts"].update(found="x\nimages  9 found")),
     "100,000 labels": _values(lambda values: values.update(labels=[f"label\n{n}" for n in range(100_000)])),
@@ -144,14 +139,14 @@ DATASETS: dict[str, Change] = {
         "rejects.parquet",
         lambda _: pa.table(
             {
-                **{name: _same("x", 5_000) for name in ("key", "uri", "stage", "reason")},
-                "detail": _same(_LONG, 5_000),
+                **{name: same("x", 5_000) for name in ("key", "uri", "stage", "reason")},
+                "detail": same(LONG, 5_000),
                 "bytes": pa.array([0] * 5_000),
             }
         ),
     ),
     "deep JSON in a user column": _images(
-        lambda table: _column(table, "extra", pa.array(["[" * _DEEP] * table.num_rows))
+        lambda table: _column(table, "extra", pa.array(["[" * DEEP] * table.num_rows))
     ),
     "places that are none": _images(lambda table: _column(table, "offset", pa.array([1 << 62] * table.num_rows))),
     "shards that are none": _images(lambda table: _column(table, "shard", pa.array([1 << 40] * table.num_rows))),

@@ -36,7 +36,7 @@ def _make(folder: Path, splits: dict[str, SplitInfo]) -> Path:
     digests = {}
     for name, schema in tables.items():
         path = storage.join(str(folder), name)
-        schemas.write(path, [], schema)
+        schemas.write(path, schema.empty_table())
         digests[name] = storage.digest(path)
     size, sha256 = digests.pop("images/part-dropped.parquet")
     options = IngestOptions(source="photos", out="dataset", splits={"train": 1.0})

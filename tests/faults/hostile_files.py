@@ -28,8 +28,8 @@ from tests.make_images import forged_png, jpeg
 
 Maker = Callable[[Path], Path]
 MAX_BYTES = 2 << 20  # of a hostile file
-_LONG = "x" * 400_000
-_DEEP = 100_000  # levels of nesting
+LONG = "x" * 400_000
+DEEP = 100_000  # levels of nesting
 
 
 def _file(name: str, data: Callable[[], bytes]) -> Maker:
@@ -133,7 +133,7 @@ ARCHIVES: dict[str, Maker] = {
         "x.zip", lambda: _zip(*((f"all/{number}.jpg", b"") for number in range(10_000)), ("all/good.jpg", jpeg()))
     ),
     "sidecar of deep JSON": _file(
-        "x.tar", lambda: _tar(member("a.jpg", jpeg()), member("a.json", b"[" * _DEEP + b"]" * _DEEP))
+        "x.tar", lambda: _tar(member("a.jpg", jpeg()), member("a.json", b"[" * DEEP + b"]" * DEEP))
     ),
     "sidecar of a long number": _file(
         "x.tar", lambda: _tar(member("a.jpg", jpeg()), member("a.json", b'{"weight":%s}' % (b"9" * 900_000)))
@@ -155,21 +155,21 @@ def _table(name: str, text: Callable[[], str]) -> Maker:
 def _parquet(rows: int, **columns: pa.Array) -> Maker:
     def write(folder: Path) -> Path:
         (folder / "good.jpg").write_bytes(jpeg())
-        usual = {"image": _same("good.jpg", rows), "label": _same("all", rows)}
+        usual = {"image": same("good.jpg", rows), "label": same("all", rows)}
         pq.write_table(pa.table({**usual, **columns}), folder / "table.parquet", compression="zstd")
         return folder / "table.parquet"
 
     return write
 
 
-def _same(value: object, count: int) -> pa.Array:
+def same(value: object, count: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([value]))
 
 
 TABLES: dict[str, Maker] = {
-    "4,096 rows of one label of 400 kB": _parquet(4096, label=_same(_LONG, 4096)),
-    "4,096 rows of one path of 400 kB": _parquet(4096, image=_same(_LONG, 4096)),
-    "100,000 rows of one label of 400 kB": _parquet(100_000, label=_same(_LONG, 100_000)),
+    "4,096 rows of one label of 400 kB": _parquet(4096, label=same(LONG, 4096)),
+    "4,096 rows of one path of 400 kB": _parquet(4096, image=same(LONG, 4096)),
+    "100,000 rows of one label of 400 kB": _parquet(100_000, label=same(LONG, 100_000)),
     "a label that is a list of 4 million": _parquet(2, label=pa.array([["all"] * 4_000_000, ["all"]])),
     "a path of a megabyte in CSV": _table("t.csv", lambda: f"image,label\ngood.jpg,all\n{'x' * 1_000_000},all\n"),
     "a label of a megabyte in CSV": _table("t.csv", lambda: f"image,label\ngood.jpg,all\ngood.jpg,{'x' * 100_000}\n"),
@@ -185,7 +185,7 @@ TABLES: dict[str, Maker] = {
             for name in ("good.jpg", "x\nimages  60 found, 60 written")
         ),
     ),
-    "deep JSON in a line": _table("t.jsonl", lambda: '{"image":"good.jpg","label":' + "[" * _DEEP + "]" * _DEEP + "}"),
+    "deep JSON in a line": _table("t.jsonl", lambda: '{"image":"good.jpg","label":' + "[" * DEEP + "]" * DEEP + "}"),
     "a number of a megabyte in JSON": _table("t.jsonl", lambda: '{"image":"good.jpg","label":' + "9" * 1_000_000 + "}"),
     "a key of a megabyte in JSON": _table(
         "t.jsonl", lambda: json.dumps({"image": "good.jpg", "label": "x" * 1_000_000})
@@ -226,14 +226,11 @@ ANNOTATIONS: dict[str, Maker] = {
     "numbers that are none": _coco(
         60, lambda: [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1e999, -1e999, "9", None]}]
     ),
-    "deep JSON": _file("coco.json", lambda: b'{"images":' + b"[" * _DEEP + b"]" * _DEEP + b"}"),
+    "deep JSON": _file("coco.json", lambda: b'{"images":' + b"[" * DEEP + b"]" * DEEP + b"}"),
     "deep JSON in a mask": _file(
         "coco.json",
         lambda: (
-            b'{"images":[{"id":1,"file_name":"a"}],"categories":[],"annotations":['
-            + b"[" * _DEEP
-            + b"]" * _DEEP
-            + b"]}"
+            b'{"images":[{"id":1,"file_name":"a"}],"categories":[],"annotations":[' + b"[" * DEEP + b"]" * DEEP + b"]}"
         ),
     ),
 }

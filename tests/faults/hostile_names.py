@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from beam_jobs.dataset import record, tfrecord
+from tests.beam_jobs.make_archives import add
 from tests.browser.markup import NAMES as MARKUP
 from tests.make_images import jpeg
 
@@ -34,16 +34,12 @@ NAMES = (*PATHS, *CONTROLS, *MARKUP)
 _BAD = "bad "  # before the name of a file that is no image
 
 
-def _image(place: int) -> bytes:
-    return jpeg(place)
-
-
 def _in_table(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
     """A table of JSON lines, the names in every column."""
     folder.mkdir()
     with open(folder / "table.jsonl", "w", encoding="utf-8") as rows:
         for place, name in enumerate(names):
-            (folder / f"{place}.jpg").write_bytes(_image(place))
+            (folder / f"{place}.jpg").write_bytes(jpeg(place))
             row = {"image": f"{place}.jpg", "label": name, "key": name, "group": name, "note": name, "split": name}
             rows.write(f"{json.dumps(row)}\n{json.dumps({**row, 'key': _BAD + name, 'image': f'{name}.png'})}\n")
     return folder / "table.jsonl", {key.strip() for name in names for key in (name, _BAD + name)}
@@ -54,7 +50,7 @@ def _in_folders(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
     keys = set()
     for place, name in enumerate(name.replace("/", "|") for name in names if "\0" not in name):
         (folder / name).mkdir(parents=True)
-        (folder / name / f"{name}.jpg").write_bytes(_image(place))
+        (folder / name / f"{name}.jpg").write_bytes(jpeg(place))
         (folder / name / f"{_BAD}{name}.jpg").write_bytes(b"no image")
         if not name.startswith("."):  # hidden ones are not looked at
             keys |= {f"{name}/{name}.jpg", f"{name}/{_BAD}{name}.jpg"}
@@ -67,13 +63,9 @@ def _in_tar(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
     names = tuple(name for name in names if "\0" not in name)
     with tarfile.open(folder / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         for place, name in enumerate(names):
-            header = tarfile.TarInfo(f"{name}/a.jpg")
-            header.size = len(_image(place))
-            archive.addfile(header, io.BytesIO(_image(place)))
+            add(archive, f"{name}/a.jpg", jpeg(place))
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-            link = tarfile.TarInfo(f"link/{kind.decode()}.jpg")
-            link.type, link.linkname = kind, f"../../{ESCAPED}"
-            archive.addfile(link)
+            add(archive, f"link/{kind.decode()}.jpg", type=kind, linkname=f"../../{ESCAPED}")
     return folder / "x.tar", {*_members(names), "link/1.jpg", "link/2.jpg"}
 
 
@@ -84,7 +76,7 @@ def _in_zip(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
     with zipfile.ZipFile(folder / "x.zip", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for place, name in enumerate(names):
-            archive.writestr(f"{name}/a.jpg", _image(place))
+            archive.writestr(f"{name}/a.jpg", jpeg(place))
     return folder / "x.zip", set(_members(names))
 
 
@@ -104,7 +96,7 @@ def _in_records(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
         for place, name in enumerate(names):
             said = {"image/filename": name, "image/class/text": name, "image/source_uri": name, f"extra/{name}": name}
             features = {key: ("bytes", [value.encode()]) for key, value in said.items()}
-            features["image/encoded"] = ("bytes", [_image(place)])
+            features["image/encoded"] = ("bytes", [jpeg(place)])
             stream.write(b"".join(tfrecord.frame(record.encode_example(features))))
     return folder, {name.strip() for name in names}
 

@@ -56,8 +56,8 @@ class Steps(keras.callbacks.Callback):
 def make_dataset(folder: Path) -> None:
     """Makes 96 images of one grey each into a dataset; they are decoded here, for trainings are the subject."""
 
-    def examine(files, limits, pixels, facts, processes):
-        return [_examined(data, limits, pixels, facts) for data in files]
+    def examine(places, limits, pixels, facts, processes, reader):
+        return [_examined(reader.read(*place), limits, pixels, facts) for place in places]
 
     sandbox.examine = examine
     for grey in range(96):
@@ -70,7 +70,8 @@ def make_dataset(folder: Path) -> None:
 
 def _examined(data, limits, pixels, facts):
     try:
-        return process.examine(data, limits, pixels, facts)
+        stored, found = process.examine(data, limits, pixels, facts)
+        return sandbox.Examination(sandbox.pack_facts(found), None if stored is data else stored)
     except BadImage as bad:
         return bad
 

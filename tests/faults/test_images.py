@@ -136,7 +136,8 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
 
 def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tries):
     row = fault("images", "images of 64 megapixels in all decoders at once", "they are in the dataset")
-    files = {f"{number}": large_png(number) for number in range(tries(12, 4))}
+    # Nothing is decoded before four decoders have one each: a fast one would be done before the next has started.
+    files = {f"{number}": large_png(number) + b"<meet>" for number in range(tries(12, 4))}
     found = ingest(files, tmp_path)
     row.tried(f"{found.busy} decoders at work", hang=found.hang, wrong=found.busy != THREADS)
     for name in files:
@@ -144,11 +145,11 @@ def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tr
 
 
 def large_png(seed: int) -> bytes:
-    """Returns 64 megapixels of one bit, a quarter of them noise: small files would go to one decoder together."""
+    """Returns 64 megapixels of one bit, three quarters of them noise: files below 4 MiB would share a decoder."""
     side = 8000
-    noise = np.random.default_rng(seed).bytes(side * side // 32)
+    noise = np.random.default_rng(seed).bytes(3 * side * side // 32)
     out = io.BytesIO()
-    Image.frombytes("1", (side, side), noise + bytes(3 * len(noise))).save(out, "PNG", compress_level=1)
+    Image.frombytes("1", (side, side), noise + bytes(len(noise) // 3)).save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 

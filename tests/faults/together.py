@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tests.beam_jobs import kill
 from tests.faults.killing import arguments, command, dataset
+from tests.faults.leaving import write_whole
 from tests.make_images import class_folders, jpeg
 
 _APART_S = 2.0  # between the first and the last start of a try: about as long as an ingest takes
@@ -195,7 +196,8 @@ def _run(one: Drawn, at: int, source: Path, place: Path) -> None:
         if moment == one.dies:
             os.kill(os.getpid(), signal.SIGKILL)
         if moment in one.stops:
-            (place / f"{at}.stop").write_text(str(one.stops[moment]))  # no moment: it lies beside what is watched
+            # No moment: it lies beside what is watched. Whole, because another thread may stop this process meanwhile.
+            write_whole(place / f"{at}.stop", str(one.stops[moment]))
             os.kill(os.getpid(), signal.SIGSTOP)
 
     said = place / f"{at}.txt"

@@ -24,6 +24,7 @@ from beam_jobs.options import ImageLimits
 from beam_jobs.types import ImageRecord, ImageRef, RecordObject
 from tests.beam_jobs import make_archives
 from tests.beam_jobs import make_hostile_images as make
+from tests.beam_jobs.make_rows import examined_row
 from tests.fuzz.drive import CORPUS
 from tests.make_images import crop, encode
 
@@ -147,7 +148,7 @@ def datasets() -> Iterator[bytes]:
     for deep in (b"[" * 4000, b'{"format_version":' + b"[" * 4000, text[:-3] + b',"deep":' + b"[" * 4000):
         yield b"a" + deep
     facts = examine(encode(_SMALL, "JPEG", quality=50), ImageLimits())[1]
-    row = table_rows.examined_row(ImageRef(key="k", uri="u", label="cat"), facts)
+    row = examined_row(ImageRef(key="k", uri="u", label="cat"), facts)
     planned = {**row, "cluster": "", "near": "", "label_index": 0, "shard": 0, "offset": 0}
     table = pa.Table.from_pylist([planned] * 40, table_rows.IMAGES)
     for one in (table, table.slice(0, 1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from tests.beam_jobs.make_rows import parse_ref
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
@@ -47,7 +48,7 @@ def target(data: bytes) -> None:
         if isinstance(entry, ImageRef):
             row = schemas.ref_row(entry)
             schemas.pa.Table.from_pylist([row], schemas.REFS)
-            assert schemas.ref_row(schemas.parse_ref(row)) == row, row
+            assert schemas.ref_row(parse_ref(row)) == row, row
         else:
             schemas.pa.Table.from_pylist([schemas.reject_row(entry)], schemas.REJECTS)
 

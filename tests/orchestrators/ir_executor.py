@@ -111,7 +111,7 @@ class Executor:
         spec: pb.PipelineSpec,
         only: Collection[str] = (),
         earlier: Run | None = None,
-        kill: Mapping[str, Callable[[], bool]] | None = None,
+        kill: Mapping[str, Callable[[int], bool]] | None = None,
     ) -> Run:
         """Runs every task.
 
@@ -119,7 +119,7 @@ class Executor:
           spec: the pipeline.
           only: tasks to run, all when empty; the others have what `earlier` made of them, as if from the cache.
           earlier: a run of the same tasks.
-          kill: task -> whether to kill its container now, which is asked while its first attempt runs.
+          kill: task -> whether to kill its container now, which is asked all the time, with the number of the attempt.
 
         Raises:
           TaskFailed: a container failed; those after it did not run.
@@ -152,7 +152,7 @@ class Executor:
             given = self._input(task, done)
             logs = done.logs.setdefault(task.name, [])
             while True:
-                code, log = self._launch(task.name, _command(task.how.container, given), is_first=not logs)
+                code, log = self._launch(task.name, _command(task.how.container, given), len(logs) + 1)
                 logs.append(log)
                 if not code:
                     return _outputs(given, task.folder.parent)
@@ -196,7 +196,7 @@ class Executor:
         uri = importer.artifact_uri.constant.string_value
         return {output: self._artifact(importer.type_schema, uri, importer.metadata)}
 
-    def _launch(self, name: str, command: list[str], is_first: bool) -> tuple[int, str]:
+    def _launch(self, name: str, command: list[str], attempt: int) -> tuple[int, str]:
         workplace = self._root / "containers" / name  # a container starts in a directory without our sources
         workplace.mkdir(parents=True, exist_ok=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the image's `python` is the one with Feedline
@@ -212,7 +212,7 @@ class Executor:
             )
             while container.poll() is None:
                 late = time.monotonic() > end
-                if late or (is_first and name in self._kill and self._kill[name]()):
+                if late or (name in self._kill and self._kill[name](attempt)):
                     os.killpg(container.pid, signal.SIGKILL)
                     container.wait()
                     assert not late, f"{name} took more than {self._timeout_s} s"

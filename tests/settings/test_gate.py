@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from beam_jobs.errors import GateFailed
 from tests.components.dataset_gate.datasets import Library
 from tests.components.dataset_gate.test_executor import anomalies_artifact, do
-from tests.settings.table import Row, config_of, missing, row
+from tests.settings.table import Row, config_of, row
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -29,13 +30,8 @@ class Gated:
     findings: tuple[str, ...]
 
 
-def stopped(found: Gated) -> bool:
-    return found.stopped
-
-
-def findings(found: Gated) -> tuple[str, ...]:
-    return found.findings
-
+stopped = operator.attrgetter("stopped")
+findings = operator.attrgetter("findings")
 
 # `dataset` and `before` name one of `Library`, `odd` a feature that ExampleValidator finds wrong.
 ROWS = [
@@ -81,25 +77,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str, Any]
         limits = config_of({"root": "unused", "dataset": "unused", **given}).gate
         out: Path = root / str(len(list(root.iterdir())))
         anomalies = anomalies_artifact(out / "anomalies", train=(odd,) if odd else (), eval=())
+        baseline, stopped = library.path(before) if before else None, False
         try:
-            verdict = do(
-                library.path(dataset), anomalies, limits, out / "verdict", library.path(before) if before else None
-            )
+            made = do(library.path(dataset), anomalies, limits, out / "verdict", baseline)
+            verdict = json.loads(Path(made.uri, "verdict.json").read_text())
         except GateFailed as failure:
-            return _gated(True, failure.verdict)
-        return _gated(False, json.loads(Path(verdict.uri, "verdict.json").read_text()))
+            verdict, stopped = failure.verdict, True
+        return Gated(stopped=stopped, findings=tuple(sorted({finding["check"] for finding in verdict["findings"]})))
 
     return gate
-
-
-def _gated(stopped: bool, verdict: Mapping[str, Any]) -> Gated:
-    return Gated(stopped=stopped, findings=tuple(sorted({finding["check"] for finding in verdict["findings"]})))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_limit_of_the_gate_changes_what_stops_a_run(row: Row, run: Callable[[Mapping[str, Any]], Gated]):
     row.check(run)
-
-
-def test_every_limit_of_the_gate_has_a_row():
-    assert missing(ROWS, "test_gate") == set()

@@ -26,7 +26,7 @@ from pipeline.runs.history import newest_run, open_store
 from tests.components.evaluation.answers import write_answers
 from tests.components.evaluation.test_config import LABELS, answers_of, evaluate, models
 from tests.make_images import class_folders
-from tests.settings.table import Row, config_of, missing, row
+from tests.settings.table import Row, config_of, row
 from tests.trainer.conftest import analyze, column_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -196,7 +196,3 @@ def judge(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.setting.startswith("evaluate.")], ids=str)
 def test_a_setting_of_the_evaluation_changes_what_is_blessed_or_measured(row: Row, judge: Run):
     row.check(judge)
-
-
-def test_every_setting_here_has_a_row():
-    assert missing(ROWS, "test_pipeline") == set()

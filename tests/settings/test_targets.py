@@ -25,7 +25,7 @@ from tests.beam_jobs.web_server import body, serving
 from tests.engines.flink_parts import program
 from tests.make_images import class_folders
 from tests.settings.flink_service import job_server
-from tests.settings.table import Row, missing, row
+from tests.settings.table import Row, row
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -65,17 +65,10 @@ def option(name: str) -> Callable[[Any], Any]:
     return lambda job: job.options.get(name)
 
 
-def of_trainer(job: Mapping[str, Any], name: str) -> Any:
-    """A limit of the container of the Trainer in a compiled file; None when it has none."""
+def limit(job: Mapping[str, Any], name: str, component: str = "Trainer") -> Any:
+    """A limit of the container of a component in a compiled file; None when it has none."""
     executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
-    return executors["Trainer_executor"]["container"].get("resources", {}).get(name)
-
-
-def of_gate(job: Mapping[str, Any]) -> float | None:
-    """A limit of the container of another component."""
-    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
-    found = executors["DatasetGate_executor"]["container"].get("resources", {})
-    return found.get("accelerator")
+    return executors[f"{component}_executor"]["container"].get("resources", {}).get(name)
 
 
 def of_platform(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,31 +200,31 @@ ROWS = [
     row("kubeflow.display_name", "Photos", lambda job: job["displayName"], ("feedline", "Photos")),
     row("kubeflow.baseline_dataset", "gs://bucket/before", imported, ([], ["gs://bucket/before"])),
     row("kubeflow.baseline_model", "gs://bucket/model", imported, ([], ["gs://bucket/model"])),
-    row("kubeflow.cpus", 4.0, lambda job: of_trainer(job, "cpuLimit"), (None, 4.0)),
-    row("kubeflow.memory_gb", 16.0, lambda job: of_trainer(job, "memoryLimit"), (None, 16.0)),
+    row("kubeflow.cpus", 4.0, lambda job: limit(job, "cpuLimit"), (None, 4.0)),
+    row("kubeflow.memory_gb", 16.0, lambda job: limit(job, "memoryLimit"), (None, 16.0)),
     row(
         "kubeflow.gpus",
         2,
-        lambda job: int(of_trainer(job, "accelerator")["count"]),
+        lambda job: int(limit(job, "accelerator")["count"]),
         (1, 2),
         first=(1,),
         given=GPU,
-        same=of_gate,
+        same=lambda job: limit(job, "accelerator", "DatasetGate"),
     ),
     row(
         "kubeflow.gpu_type",
         "NVIDIA_TESLA_T4",
-        lambda job: of_trainer(job, "accelerator")["type"],
+        lambda job: limit(job, "accelerator")["type"],
         ("nvidia.com/gpu", "NVIDIA_TESLA_T4"),
         first=("nvidia.com/gpu",),
         given={"kubeflow.gpus": 1},
     ),
-    row("kubeflow.step_cpus", {"Trainer": 8.0}, lambda job: of_trainer(job, "cpuLimit"), (None, 8.0)),
-    row("kubeflow.step_memory_gb", {"Trainer": 64.0}, lambda job: of_trainer(job, "memoryLimit"), (None, 64.0)),
+    row("kubeflow.step_cpus", {"Trainer": 8.0}, lambda job: limit(job, "cpuLimit"), (None, 8.0)),
+    row("kubeflow.step_memory_gb", {"Trainer": 64.0}, lambda job: limit(job, "memoryLimit"), (None, 64.0)),
     row(
         "kubeflow.step_gpus",
         {"DatasetGate": 1},
-        lambda job: of_gate(job) is not None,
+        lambda job: limit(job, "accelerator", "DatasetGate") is not None,
         (False, True),
         given={**GPU, "kubeflow.gpus": 1},
     ),
@@ -421,7 +414,3 @@ def run(workplace: Path) -> Callable[[str, Mapping[str, Any]], Any]:
 def test_a_setting_of_a_target_changes_what_the_target_gets(row: Row, run: Callable[[str, Mapping[str, Any]], Any]):
     target = row.setting.partition(".")[0]
     row.check(lambda settings: run(target, settings))
-
-
-def test_every_setting_of_a_target_has_a_row():
-    assert missing(ROWS, "test_targets") == set()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
-import ipaddress
 import json
 import os
-import ssl
 import threading
 import uuid
 from collections.abc import Iterator
@@ -16,18 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from http.server import HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from beam_jobs import storage
 from tests.beam_jobs import s3_server
 from tests.stores.tap import Tap, tapped
-
-GOOGLE = ("www.googleapis.com", "storage.googleapis.com")  # what TensorFlow calls; it can be given no other name
 
 
 @dataclass(frozen=True)
@@ -84,18 +75,6 @@ def gcs(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[Bucket]:
         yield Bucket(f"gs://{name}", tap)
 
 
-@contextmanager
-def google(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[None]:
-    """Leads programs to the emulator that insist on `https://storage.googleapis.com`, as TensorFlow does."""
-    certificate, key = _certificate(directory)
-    bucket.tap.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    bucket.tap.tls.load_cert_chain(certificate, key)
-    monkeypatch.setenv("https_proxy", bucket.tap.url)
-    monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setenv("CURL_CA_BUNDLE", str(certificate))
-    yield
-
-
 @functools.cache
 def _gcs_emulator() -> str:
     from gcp_storage_emulator.server import RequestHandler
@@ -125,32 +104,3 @@ def _account(directory: Path) -> Path:
     path = directory / "account.json"
     path.write_text(json.dumps({"type": "authorized_user", "expiry": "2100-01-01T00:00:00Z", **values}))
     return path
-
-
-@functools.cache
-def _key() -> rsa.RSAPrivateKey:
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
-
-
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    """Writes a certificate of Google's names that signs itself, and its key."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    names: list[Any] = [x509.DNSName(host) for host in GOOGLE]
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(_key().public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([*names, x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(_key(), hashes.SHA256())
-    )
-    certificate, key = directory / "google.pem", directory / "google.key"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    key.write_bytes(_key().private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    return certificate, key

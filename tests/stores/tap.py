@@ -1,11 +1,10 @@
-"""Stands between a client and an emulator: notes every request, answers some itself, and can speak TLS."""
+"""Stands between a client and an emulator: notes every request, and answers some itself."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,10 +21,9 @@ _CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
 
 
 class Asked(NamedTuple):
-    """A request: `host` is what the client called the server, `path` is decoded and holds the query."""
+    """A request: `path` is decoded and holds the query."""
 
     method: str
-    host: str
     path: str
     range: str
 
@@ -38,13 +36,11 @@ class Tap(ThreadingHTTPServer):
       asked: every request so far.
       sent: path of a request -> bytes of the answers so far.
       refuse: takes a request and returns the status to answer with; 0 passes it on, `CUT` half of the answer.
-      tls: what clients meet that ask for a tunnel, as those do that insist on `https://`.
     """
 
     daemon_threads = True
-    request_queue_size = (
-        64  # the clients connect from many threads; with 5, what they send may be lost for half a minute
-    )
+    # The clients connect from many threads; with 5, what they send may be lost for half a minute.
+    request_queue_size = 64
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -53,7 +49,6 @@ class Tap(ThreadingHTTPServer):
         self.asked: list[Asked] = []
         self.sent: Counter[str] = Counter()
         self.refuse: Callable[[Asked], int] = lambda _: 0
-        self.tls: ssl.SSLContext | None = None
 
     def written(self, pattern: str) -> list[str]:
         """Returns what in the requests that wrote something matches a pattern, in their order, each name once a time.
@@ -88,23 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Keeps quiet."""
 
-    def do_CONNECT(self) -> None:
-        """Makes the tunnel and sits at its other end."""
-        assert self.server.tls, "this tap has no certificate"
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.flush()
-        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
-        self.rfile = self.connection.makefile("rb")
-        self.wfile = self.connection.makefile("wb")
-        self.close_connection = False
-
     def _answer(self) -> None:
         content = self._content()
         path = unquote(self.path)
         if "uploadType=multipart" in path:  # Google Storage is told the name in the body
             path += "&name=" + re.search(rb'"name": "(.+?)"', content)[1].decode()
-        asked = Asked(self.command, self.headers["Host"], path, self.headers.get("Range", ""))
+        asked = Asked(self.command, path, self.headers.get("Range", ""))
         self.server.asked.append(asked)
         if asked.path.endswith("/token"):  # no emulator knows who may come in
             self._send(200, {"Content-Type": "application/json"}, json.dumps(_TOKEN).encode())

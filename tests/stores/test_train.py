@@ -28,6 +28,7 @@ from trainer.input import download
 from trainer.input.faults import cause_of
 from trainer.input.position import Host, Position
 from trainer.input_fn import epoch_records, make_dataset
+from trainer.training.checkpoint import Checkpoint, Checkpoints
 
 pytestmark = pytest.mark.stores
 
@@ -316,3 +317,18 @@ def test_a_process_that_ends_while_it_reads_ahead_does_not_hang(dataset, gs_buck
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, timeout=100, capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"2\n"), done.stderr
+
+
+def test_the_next_run_finds_the_checkpoints_that_a_killed_training_left_in_a_store(bucket):
+    place, position = f"{bucket.url}/training/checkpoints", Position(epoch=1, records=16)
+    arrays = {"model/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    killed = Checkpoints(place)
+    with killed.exclusive():
+        for step in (1, 2, 10):
+            killed.save(step, Checkpoint(arrays=arrays, state={"step": step}, position=position))
+    storage.write_bytes(f"{place}/checkpoint-00000011/variables.npz", b"killed before its end")
+    found = Checkpoints(place).latest()
+    assert (found.state, found.position) == ({"step": 10}, position)
+    np.testing.assert_array_equal(found.arrays["model/kernel"], arrays["model/kernel"])
+    Checkpoints(place).clear()
+    assert Checkpoints(place).latest() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from trainer.input.batches import VALID
-from trainer.input.index import load_index
+from trainer.input.index import RecordIndex, load_index
 from trainer.input.order import Order, make_order
 from trainer.input.parse import IMAGE_SEED, KEY
 from trainer.input.position import Host
@@ -22,6 +23,9 @@ from trainer.options import InputOptions
 RANDOM = "decode|resize(8)|pad_reflect(2)|random_crop(8)|flip"  # of 12 x 12 pixels; the first two are never random
 
 SMALL = {"shuffle_mb": 0.03, "lanes": 4}  # several windows an epoch
+
+# Two crops and their mirror images of each record; eight records are spread among each other.
+CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 
 
 class Seen(NamedTuple):
@@ -38,10 +42,13 @@ def options(**values: Any) -> InputOptions:
     return InputOptions(**{"image_side_px": 8, "batch_size": 1, "threads": 2, "cache": "none", **values})
 
 
+def index_of(directory: Path | str, split: str = "train") -> RecordIndex:
+    return load_index(str(directory), manifest.load(str(directory)), split)
+
+
 def order_of(directory: Path, given: InputOptions) -> Order:
     """The order of training of a dataset."""
-    dataset = manifest.load(str(directory))
-    return make_order(load_index(str(directory), dataset, "train"), dataset.labels, given, True)
+    return make_order(index_of(directory), manifest.load(str(directory)).labels, given, True)
 
 
 def flat(dataset: tf.data.Dataset) -> Iterator[Seen]:
@@ -88,3 +95,21 @@ def graph(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
     """The graph that a dataset is run as."""
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
     return tf.compat.v1.GraphDef.FromString(text)
+
+
+def arguments(dataset: tf.data.Dataset, op: str, place: int) -> Counter[int]:
+    """How often the argument of an op has which value, wherever it is a constant."""
+    found: Counter[int] = Counter()
+    definition = graph(dataset)
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            name = node.input[place].split(":")[0] if node.op == op else ""
+            if name in constants:
+                found[int(tf.make_ndarray(constants[name]))] += 1
+    return found
+
+
+def ops_of(graph: tf.compat.v1.GraphDef) -> set[str]:
+    """The names of all ops of a graph and of its functions."""
+    return {node.op for nodes in (graph.node, *(item.node_def for item in graph.library.function)) for node in nodes}

@@ -98,18 +98,31 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def ingest_noise(
+    factory: pytest.TempPathFactory, classes: Mapping[str, int], shards: int, side_px: int = 12, seed: int = 0
+) -> Path:
+    """Makes a dataset of PNG images of noise, so many of each class, in the split `train`."""
+    source, out = factory.mktemp("noise"), factory.mktemp("noise_dataset")
+    random = np.random.default_rng(seed)
+    for label, count in classes.items():
+        (source / label).mkdir()
+        for number in range(count):
+            pixels = random.integers(0, 256, (side_px, side_px, 3), np.uint8)
+            (source / label / f"{number:02d}.png").write_bytes(encode(pixels, "PNG"))
+    run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=shards))
+    return out
+
+
 @pytest.fixture(scope="session")
 def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """61 PNG images of noise, 12 x 12 pixels, in one split of three shards: 40 `cat`, 15 `dog`, 6 `owl`. Read only."""
-    source, out = tmp_path_factory.mktemp("noise"), tmp_path_factory.mktemp("noise_dataset")
-    random = np.random.default_rng(0)
-    for label, count in {"cat": 40, "dog": 15, "owl": 6}.items():
-        (source / label).mkdir()
-        for number in range(count):
-            pixels = random.integers(0, 256, (12, 12, 3), np.uint8)
-            (source / label / f"{number:02d}.png").write_bytes(encode(pixels, "PNG"))
-    run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=3))
-    return out
+    return ingest_noise(tmp_path_factory, {"cat": 40, "dog": 15, "owl": 6}, shards=3)
+
+
+@pytest.fixture(scope="session")
+def photographs(_dataset: Path) -> Path:
+    """The dataset of `photos`. Read only."""
+    return _dataset
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from tests.make_images import flipped
-from tests.trainer.batches import RANDOM, SMALL, flat, options, order, order_of, read
+from tests.trainer.batches import RANDOM, SMALL, flat, index_of, options, order, order_of, read
 from tests.trainer.conftest import keys_of, rows_of
-from trainer.input.index import load_index
 from trainer.input.order import make_order
 from trainer.input.position import Position
 from trainer.input_fn import epoch_records, make_dataset
@@ -44,9 +43,9 @@ def test_a_damaged_record_within_the_budget_is_left_out_and_the_order_is_that_of
     rest = [key for key in keys_of(directory, "train") if key != row["key"]]
     assert order(directory, given, training=False) == rest
     assert epoch_records(str(directory), "train", given, training=True) == 60
-    dataset = manifest.load(str(directory))
-    kept = load_index(str(directory), dataset, "train").exclude({30})
-    numbers, _ = make_order(kept, dataset.labels, given, True).compute_epoch(tf.constant(0, tf.int64))
+    kept = index_of(directory).exclude({30})
+    labels = manifest.load(str(directory)).labels
+    numbers, _ = make_order(kept, labels, given, True).compute_epoch(tf.constant(0, tf.int64))
     whole = read(directory, given, epochs=2)
     assert [seen.key for seen in whole[:60]] == [rest[number] for number in numbers.numpy()]
     assert read(directory, given, epochs=2, start=Position(records=50)) == whole[50:]

@@ -129,18 +129,19 @@ def make(split: Split, one: One, chain: str, seed: int) -> Made:
     hashed = int(tf.strings.to_hash_bucket_fast(key, 1 << 32))
     draw = tf.constant([(hashed + seed) % (1 << 32) - (1 << 31), one.turn % (1 << 31)], tf.int32)
     crops = 2 if chain == "crops" else 1
-    top, left = np.floor(rng.uniform(draw, 1, 2 * crops).numpy()[one.crop // 2 * 2 :][:2] * np.float32(5)).astype(int)
+    corners = rng.uniform_for_chain(draw, [2 * crops], 1)[0].numpy()
+    top, left = np.floor(corners[one.crop // 2 * 2 :][:2] * np.float32(5)).astype(int)
     pixels = split.pixels[one.number][top : top + SIDE, left : left + SIDE]
     if chain == "crops":
         pixels = pixels[:, ::-1] if one.crop % 2 else pixels
         draw = rng.split(draw, 4)[one.crop]
-    pixels = pixels[:, ::-1] if rng.uniform(draw, 2, 1).numpy()[0] < 0.5 else pixels
+    pixels = pixels[:, ::-1] if rng.uniform_for_chain(draw, [1], 2)[0].numpy()[0] < 0.5 else pixels
     return Made(key, tuple(draw.numpy().tolist()), pixels, split.labels[one.number])
 
 
 def mix(made: list[Made], places: list[int], lanes: int) -> list[Made]:
     """Mixes the images of a global batch, each with the one of its lane that is so many places further."""
-    numbers = [rng.uniform(tf.constant(one.draw), 3, 3).numpy() for one in made]
+    numbers = [rng.uniform_for_chain(tf.constant(one.draw), [3], 3)[0].numpy() for one in made]
     mixed = list(made)
     for lane in range(lanes):
         members = [index for index, place in enumerate(places) if place % lanes == lane]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
-from tests.trainer.batches import RANDOM, SMALL, Seen, batches, flat, merged, options, order, read, together
+from tests.trainer.batches import CROPS, RANDOM, SMALL, Seen, batches, flat, merged, options, order, read, together
 from tests.trainer.conftest import keys_of
 from trainer.input.index import load_index
 from trainer.input.position import Host, Position
@@ -125,10 +125,6 @@ def test_evaluation_between_the_steps_never_changes_the_training(noise):
 
 
 # --- several images of one
-
-
-# Two crops and their mirror images of each record; eight records are spread among each other.
-CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 
 
 def crops(noise: Path, start: int, count: int) -> list[Seen]:

@@ -61,13 +61,7 @@ def train(dataset: str, folder: str) -> dict[str, list[float]]:
 
 
 @pytest.fixture(scope="module")
-def a_dataset(_dataset: Path) -> Path:
-    """The dataset of photographs; nothing here writes to it."""
-    return _dataset
-
-
-@pytest.fixture(scope="module")
-def runs(a_dataset, shades, tmp_path_factory):
+def runs(photographs, shades, tmp_path_factory):
     """What `train` returns with TensorFlow and with JAX, and the folder of the weights."""
     folder = str(tmp_path_factory.mktemp("weights"))
     keras.utils.set_random_seed(0)
@@ -81,14 +75,14 @@ def runs(a_dataset, shades, tmp_path_factory):
         "test_jax.export_trained(sys.argv[2], 'jax')\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, str(a_dataset), folder, str(shades)],
+        [sys.executable, "-W", "ignore", "-c", code, str(photographs), folder, str(shades)],
         env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    found = {"tensorflow": train(str(a_dataset), folder)}
+    found = {"tensorflow": train(str(photographs), folder)}
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-3000:]
     found["jax"] = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
@@ -149,7 +143,7 @@ def export_trained(folder: str, name: str) -> None:
     export(model, parse_ops(OPTIONS.eval_spec), ("china", "flower"), 32, os.path.join(folder, name))
 
 
-def test_the_input_pipeline_needs_no_keras(a_dataset):
+def test_the_input_pipeline_needs_no_keras(photographs):
     code = (
         "import sys\n"
         "sys.modules.update(keras=None, tf_keras=None, jax=None)  # None makes every import of it fail\n"
@@ -159,5 +153,5 @@ def test_the_input_pipeline_needs_no_keras(a_dataset):
         "features, label = next(iter(make_dataset(sys.argv[1], 'train', options, training=True)))\n"
         "print(features['image'].shape)\n"
     )
-    done = python(code, a_dataset, cwd=ROOT)
+    done = python(code, photographs, cwd=ROOT)
     assert done.stdout.strip() == "(8, 32, 32, 3)", done.stderr

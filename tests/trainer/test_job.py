@@ -113,8 +113,10 @@ def test_a_damaged_record_is_named(shades, tmp_path, cache):
         fit(job_of(path, cache=cache))
 
 
-def test_a_model_for_half_the_side_is_timed_where_nothing_else_would_change(shades):
-    assert _time_smaller(job_of(shades, image_side_px=64, train_ops="", eval_ops=""), None)[0] == 32
+def test_a_model_for_a_smaller_side_is_timed_where_nothing_else_would_change(shades):
+    for side, smaller in ((64, 32), (224, 128)):
+        job = job_of(shades, image_side_px=side, batch_size=2, train_ops="", eval_ops="")
+        assert _time_smaller(job, None)[0] == smaller
     for train, values in (
         ({}, {"image_side_px": 48}),
         ({}, {"device_ops": "flip"}),

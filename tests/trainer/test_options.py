@@ -10,6 +10,7 @@ import pytest
 
 from beam_jobs.common.settings import shown
 from beam_jobs.errors import OptionError
+from trainer.ops import OPS, parse_ops
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 
 
@@ -53,8 +54,6 @@ def test_evaluation_follows_the_geometry_of_training(train, evaluate):
 
 
 def test_every_op_of_training_is_known_to_the_chain_of_evaluation():
-    from trainer.ops import OPS, parse_ops
-
     arguments = {"side": 8, "count": 2, "margin": 1, "max_degrees": 9, "alpha": 0.2}
     for name, op in OPS.items():
         given = ", ".join(
@@ -67,36 +66,26 @@ def test_every_op_of_training_is_known_to_the_chain_of_evaluation():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("kind", "name", "value", "allowed"),
     [
-        ("image_side_px", 0, "whole number of at least 1"),
-        ("batch_size", True, "whole number of at least 1"),
-        ("lanes", 2.0, "whole number of at least 1"),
-        ("threads", -1, "whole number of at least 0"),
-        ("max_corrupt_records", 0.5, "whole number of at least 0"),
-        ("seed", -1, "whole number from 0 to below 4294967296"),
-        ("cache_mb", math.nan, "number of at least 0"),
-        ("shuffle_mb", -0.5, "number of at least 0"),
+        (InputOptions, "image_side_px", 0, "a whole number of at least 1"),
+        (InputOptions, "batch_size", True, "a whole number of at least 1"),
+        (InputOptions, "lanes", 2.0, "a whole number of at least 1"),
+        (InputOptions, "threads", -1, "a whole number of at least 0"),
+        (InputOptions, "max_corrupt_records", 0.5, "a whole number of at least 0"),
+        (InputOptions, "seed", -1, "a whole number from 0 to below 4294967296"),
+        (InputOptions, "cache_mb", math.nan, "a number of at least 0"),
+        (InputOptions, "shuffle_mb", -0.5, "a number of at least 0"),
+        (TrainOptions, "epochs", 0, "a whole number of at least 1"),
+        (TrainOptions, "learning_rate", 0, "a number above 0"),
+        (TrainOptions, "weight_decay", -1e-4, "a number of at least 0"),
+        (TrainOptions, "label_smoothing", -0.1, "from 0 to below 1"),
+        (TrainOptions, "label_smoothing", 1.0, "from 0 to below 1"),
     ],
 )
-def test_input_values_out_of_range_are_refused(name, value, allowed):
-    with pytest.raises(OptionError, match=f"^{name} is {re.escape(shown(value))}; it must be a {allowed}$"):
-        InputOptions(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("epochs", 0, "a whole number of at least 1"),
-        ("learning_rate", 0, "a number above 0"),
-        ("weight_decay", -1e-4, "a number of at least 0"),
-        ("label_smoothing", -0.1, "from 0 to below 1"),
-        ("label_smoothing", 1.0, "from 0 to below 1"),
-    ],
-)
-def test_train_values_out_of_range_are_refused(name, value, allowed):
-    with pytest.raises(OptionError, match=f"^{name} is {value}; it must be {allowed}$"):
-        TrainOptions(**{name: value})
+def test_values_out_of_range_are_refused(kind, name, value, allowed):
+    with pytest.raises(OptionError, match=f"^{name} is {re.escape(shown(value))}; it must be {allowed}$"):
+        kind(**{name: value})
 
 
 def test_a_config_survives_json_with_mappings_and_lists():
@@ -124,10 +113,7 @@ def test_a_config_survives_json_with_mappings_and_lists():
         ({"targets": ("boxes", "keypoints")}, "^targets is 'keypoints'; it must be one of boxes, mask$"),
         ({"seed": 1 << 32}, f"^seed is {1 << 32}; it must"),  # one that Keras takes
         ({"balance": {}}, "^balance is {}; it must be uniform, or class: share$"),
-        (
-            {"balance": 0.5},
-            "^balance is 0.5; it must be uniform or a mapping of names to numbers, as {a: 1, b: 2}$",
-        ),
+        ({"balance": 0.5}, "^balance is 0.5; it must be uniform or a mapping of names to numbers, as {a: 1, b: 2}$"),
         ({"balance": "even"}, "^balance is 'even'; it must be uniform or a mapping"),
         ({"balance": {"cat": 1.5}}, "^balance.cat is 1.5; it must be between 0 and 1$"),
         ({"balance": {"cat": -0.5, "dog": 0.5}}, "^balance.cat is -0.5; it must be between 0 and 1$"),

@@ -31,14 +31,14 @@ class Act(keras.callbacks.Callback):
             self._act()
 
 
-def job_of(path: str, config: TrainerConfig) -> Job:
-    """A training on a dataset of greys that evaluates on the images it trains on."""
+def job_of(path: str, config: TrainerConfig, eval_split: str = "train") -> Job:
+    """A training on a dataset of greys, which evaluates on the images it trains on unless another split is named."""
     return Job(
         config=config,
         path=path,
         dataset=manifest.load(path),
         train_split="train",
-        eval_split="train",
+        eval_split=eval_split,
         mean_rgb=(47.0, 48.0, 49.0),
         std_rgb=(27.0, 27.0, 27.0),
     )

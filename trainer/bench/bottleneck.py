@@ -164,11 +164,6 @@ class Figures:
         return max(ops, key=lambda stage: stage.cost.cpu_us)
 
     @property
-    def stages_cpu_us(self) -> float:
-        """Sum of the CPU times per image of all stages of the input pipeline, microseconds."""
-        return sum(stage.cost.cpu_us for stage in self.stages if stage.kind not in (TRANSFER, STEP))
-
-    @property
     def disturbed(self) -> bool:
         """Whether other processes used part of the machine, because the bare decode did not use all cores."""
         return self.limit.cores < 0.8 * self.facts.cores and self.facts.policy != "raw"

@@ -153,11 +153,6 @@ def training_pipeline(source: Source, options: InputOptions) -> tf.data.Dataset:
     return make_dataset(source.path, source.split, options, training=True, epochs=FOREVER)
 
 
-def ablation_bases(source: Source) -> list[Subject]:
-    """Returns the subjects to which the removals of single stages are compared."""
-    return [] if source.plan.vectorised else [dataset_subject(ASSEMBLED, assemble(source, Variant()))]
-
-
 def _ablated(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Ablated:
     without = costs[removal.subject.name]
     return Ablated(
@@ -289,8 +284,9 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
         step = training_step(source, model)
         subjects += [step_subject(source, step, device), training_subject(TRAINED, pipeline, step)]
     removals = make_removals(source) if ablate else []
-    if ablate:
-        subjects += [*ablation_bases(source), *(removal.subject for removal in removals)]
+    if any(not removal.is_option for removal in removals):
+        subjects.append(dataset_subject(ASSEMBLED, assemble(source, Variant())))  # to which they are compared
+    subjects += [removal.subject for removal in removals]
     return Bench(
         source=source,
         facts=_facts(source, pool, device, model, in_memory),

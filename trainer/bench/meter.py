@@ -16,7 +16,6 @@ _START_SECONDS = 0.3  # to start threads and allocate buffers of a pipeline, on 
 _WARM_SHARE = 1 / 4  # duration of the warm-up, as a share of the measurement
 
 Counts: TypeAlias = Generator[float, None, None]
-Clock: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,23 +73,19 @@ def dataset_subject(name: str, dataset: tf.data.Dataset, warm_images: int = 1, c
     return Subject(name=name, start=start, warm_images=warm_images)
 
 
-def sample(
-    subject: Subject, seconds: float, clock: Clock = time.perf_counter, cpu_clock: Clock = time.process_time
-) -> Cost:
+def sample(subject: Subject, seconds: float) -> Cost:
     """Measures a subject once, after a warm-up of a quarter of the time, and ends its threads.
 
     Args:
       subject: subject to measure.
       seconds: duration of the measurement, which ends with a complete step.
-      clock: wall time, seconds.
-      cpu_clock: CPU time of this process, seconds.
     """
     counts = subject.start()
     try:
-        _run(counts, seconds * _WARM_SHARE, subject.warm_images, clock)
-        cpu_start = cpu_clock()
-        images, elapsed = _run(counts, seconds, 1, clock)
-        cpu_seconds = cpu_clock() - cpu_start
+        _run(counts, seconds * _WARM_SHARE, subject.warm_images)
+        cpu_start = time.process_time()
+        images, elapsed = _run(counts, seconds, 1)
+        cpu_seconds = time.process_time() - cpu_start
     finally:
         counts.close()
         gc.collect()  # an iterator in a reference cycle would continue to prefetch
@@ -121,12 +116,12 @@ def duration(subjects: int, seconds: float) -> float:
     return subjects * ROUNDS * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
 
 
-def _run(counts: Counts, seconds: float, min_images: float, clock: Clock) -> tuple[float, float]:
+def _run(counts: Counts, seconds: float, min_images: float) -> tuple[float, float]:
     """Runs steps for at least `seconds` and `min_images`; returns the images and the elapsed seconds."""
-    start, images = clock(), 0.0
+    start, images = time.perf_counter(), 0.0
     while True:
         images += next(counts)
-        elapsed = clock() - start
+        elapsed = time.perf_counter() - start
         if elapsed >= seconds and images >= min_images:
             return images, elapsed
 

@@ -161,12 +161,11 @@ def _rate_chart(figures: Figures) -> RateChart:
 
 def _shares(figures: Figures) -> list[Bar]:
     """Returns consecutive bars with the share of each stage in the CPU time of the input pipeline."""
-    total = figures.stages_cpu_us or 1.0
+    stages = [stage for stage in figures.stages if stage.kind not in (TRANSFER, STEP)]
+    total = sum(stage.cost.cpu_us for stage in stages) or 1.0
     bars: list[Bar] = []
     start = 0.0
-    for stage in figures.stages:
-        if stage.kind in (TRANSFER, STEP):
-            continue
+    for stage in stages:
         length = 100 * stage.cost.cpu_us / total
         value = f"{stage.cost.cpu_us:,.1f} us, {length:.0f} %"
         color = len(bars) % 6

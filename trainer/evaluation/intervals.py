@@ -167,14 +167,9 @@ class Spread:
         )
 
 
-def validation_spreads(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[str, Spread]:
-    """Returns mean and spread of each validation figure over the last epochs.
-
-    Args:
-      history: name of a figure -> its value in every epoch; validation figures begin with `val_`.
-      last: number of epochs.
-    """
-    return {name: spread(values[-last:]) for name, values in history.items() if name.startswith("val_") and values}
+def validation_spreads(history: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    """Returns mean and spread of each validation figure, whose name begins with `val_`, over the last ten epochs."""
+    return {name: spread(values[-10:]) for name, values in history.items() if name.startswith("val_") and values}
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -21,9 +21,6 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError
 from beam_jobs.images.decode import decode_checked
 
-_REQUIRED = (record.FILENAME, record.ENCODED)
-_REQUIRED_FOR_RAW = (record.HEIGHT, record.WIDTH)
-
 
 def content_problem(payload: bytes, key: str, decode: bool) -> str:
     """Returns the fault of a record as the end of a sentence, or an empty string; never raises for bad content.
@@ -41,7 +38,7 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
         return "is not a tf.train.Example"
     if wrong := record.type_problem(values):
         return f"is not of this format: {wrong}"
-    if missing := _missing_feature(values, _REQUIRED):
+    if missing := _missing_feature(values, (record.FILENAME, record.ENCODED)):
         return missing
     if values[record.FILENAME][0] != key.encode():
         return f"is that of {values[record.FILENAME][0]!r}"
@@ -51,7 +48,7 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
 def _image_problem(values: dict[str, list]) -> str:
     encoded = values[record.ENCODED][0]
     if values.get(record.FORMAT) == [b"raw"]:
-        if missing := _missing_feature(values, _REQUIRED_FOR_RAW):
+        if missing := _missing_feature(values, (record.HEIGHT, record.WIDTH)):
             return missing
         size = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
         return "" if len(encoded) == size else f"has {len(encoded)} bytes of pixels instead of {size}"
@@ -191,7 +188,6 @@ def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
 
 
 def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
-    """Yields the locations of the records of each shard."""
     names, first = dataset.shard_paths(path, split), 0
     with lookup.open_images(path, dataset, (*lookup.SHARD_COLUMNS, "key")) as images:
         # A wrong offset would make intact records look damaged, and Parquet has no checksum of a table.
@@ -239,7 +235,6 @@ def _read_fault(error: OSError) -> str:
 
 
 def _find_fault(location: _Location, data: bytes | str, decode: bool) -> str:
-    """Returns the fault of a record, or an empty string."""
     if isinstance(data, str):
         return data
     if len(data) < location.end - location.start:

@@ -134,11 +134,6 @@ class InputPlan:
         return self.options.thread_count + self.fetches
 
     @property
-    def parallel_calls(self) -> int:
-        """Number of parallel calls of a stage; -1 is `tf.data.AUTOTUNE`."""
-        return -1 if self.options.autotune else self.threads
-
-    @property
     def waiting_threads(self) -> int:
         """Number of threads of tf.data beside `options.thread_count`; most of them wait for a store."""
         return self.options.readers + 1 if self.fetches else 0
@@ -297,12 +292,14 @@ def describe(
       CorruptDataset: the dataset is damaged.
     """
     plan = make_plan(path, split, options, training, epochs, host)
+    ops = plan.options.train_spec if plan.training else plan.options.eval_spec
+    ops += ", applied in advance, then batches" if plan.vectorised else ""
     lines = [
         ("records", _describe_records(plan)),
         ("order", _describe_order(plan)),
         ("reading", _describe_reading(plan)),
         ("cache", f"{plan.cache.kind}: {plan.cache.reason}"),
-        ("images", f"{_describe_ops(plan)} on {plan.threads} threads"),
+        ("images", f"{ops} on {plan.threads} threads"),
         ("device", options.device_ops or "normalisation only"),
         ("batch", _describe_batch(plan)),
         ("memory", _describe_memory(plan)),
@@ -374,13 +371,6 @@ def _describe_reading(plan: InputPlan) -> str:
     if is_remote(plan.index.files[0]):
         return f"{plan.options.readers} runs at a time, because every request waits"
     return "one run after the other, because local files answer at once"
-
-
-def _describe_ops(plan: InputPlan) -> str:
-    spec = plan.options.train_spec if plan.training else plan.options.eval_spec
-    if plan.vectorised:
-        return f"{spec}, applied in advance, then batches"
-    return spec
 
 
 def _describe_batch(plan: InputPlan) -> str:

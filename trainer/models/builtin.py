@@ -77,7 +77,7 @@ def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTe
     return keras.layers.Activation(activation, dtype="float32", name="probabilities")(logits)
 
 
-_LARGE_PX = 128
+LARGE_PX = 128  # from which `small_cnn` begins with a stride: a side just below takes as long as twice the side
 
 
 def small_cnn(spec: ModelSpec) -> keras.Model:
@@ -94,7 +94,7 @@ def small_cnn(spec: ModelSpec) -> keras.Model:
     """
     inputs = image_input(spec)
     features = normalise(inputs, spec)
-    is_large = spec.side_px >= _LARGE_PX
+    is_large = spec.side_px >= LARGE_PX
     for level in range(max(1, round(math.log2(spec.side_px / 4)) - is_large)):
         stride = 2 if is_large and level == 0 else 1
         features = keras.layers.Conv2D(min(32 << level, 256), 3, stride, "same", use_bias=False)(features)

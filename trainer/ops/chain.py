@@ -277,7 +277,9 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
     for position, op in enumerate(ops):
         if isinstance(op, MultiCrop) and op.outputs > 1:
             parts = op.parts(features, uniforms[position])
-            return _apply_to_parts(ops[position + 1 :], parts, draw, first + position + 1)
+            seeds, later = tf.unstack(rng.split(draw, len(parts))), position + 1
+            pairs = zip(parts, seeds, strict=True)
+            return stack_features([apply_ops(ops[later:], *pair, first + later) for pair in pairs])
         features = op(features, uniforms[position])
     return {name: value for name, value in features.items() if name not in RANDOM_FEATURES}
 
@@ -339,10 +341,3 @@ def _round_result(op: Op, images: tf.Tensor) -> tf.Tensor:
     if isinstance(op, Normalize) or images.dtype == tf.uint8:
         return images
     return tf_ops.to_uint8(images)
-
-
-def _apply_to_parts(
-    ops: Sequence[Op], parts: list[dict[str, tf.Tensor]], image_seed: tf.Tensor, first: int
-) -> dict[str, tf.Tensor]:
-    seeds = tf.unstack(rng.split(image_seed, len(parts)))
-    return stack_features([apply_ops(ops, *pair, first) for pair in zip(parts, seeds, strict=True)])

@@ -16,8 +16,18 @@ from trainer.ops.base import IMAGE, BatchOp, Features
 AnyOp = TypeVar("AnyOp")
 
 
+class _PixelOp(BatchOp):
+    """An op whose `batch` takes a single image, too."""
+
+    batch_px = 1 << 62
+
+    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See `Op`."""
+        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], uniforms)}
+
+
 @dataclass(frozen=True)
-class Cutout(BatchOp):
+class Cutout(_PixelOp):
     """Paints a square of `fill` at a random position, after DeVries and Taylor (2017), arXiv 1708.04552.
 
     The centre of the square is any pixel, so up to three quarters of it may lie outside the image.
@@ -26,11 +36,6 @@ class Cutout(BatchOp):
     side: int
     fill: int = 0
     random_count: ClassVar[int] = 2
-    batch_px = 1 << 62
-
-    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the class."""
-        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], uniforms)}
 
     def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
@@ -89,7 +94,7 @@ class ColorJitter(BatchOp):
 
 
 @dataclass(frozen=True)
-class Normalize(BatchOp):
+class Normalize(_PixelOp):
     """Subtracts the mean of each channel and divides by its standard deviation: float32 images, the last op.
 
     Without arguments it uses the statistics of the dataset, see `bind_statistics`.
@@ -97,11 +102,6 @@ class Normalize(BatchOp):
 
     mean_rgb: tuple[float, ...] = ()
     std_rgb: tuple[float, ...] = ()
-    batch_px = 1 << 62
-
-    def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the class."""
-        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], uniforms)}
 
     def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`; the result is float32 around 0."""

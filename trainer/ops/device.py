@@ -21,18 +21,6 @@ from trainer.ops.chain import OPS, check_order, parse_chain, run_batch
 from trainer.ops.colour import Normalize
 from trainer.ops.mixing import mix_weighted
 
-
-def device_uniform(image_seed: Any, salt: int, count: int) -> Any:
-    """Returns float32[..., count] in [0, 1), equal to `rng.uniform` in every bit.
-
-    Args:
-      image_seed: int32[..., 2].
-      salt: purpose of the numbers, 0 to 65534.
-      count: number of numbers.
-    """
-    return rng.uniform_with(xp, image_seed, [(salt, count)])
-
-
 DEVICE_OPS: dict[str, type] = {name: op for name, op in OPS.items() if issubclass(op, BatchOp)}
 FIRST_SALT = 1000  # indices of the ops of the host are smaller
 
@@ -92,7 +80,7 @@ def output_side(ops: Sequence[BatchOp], side: int) -> int:
 
 
 def _numbers(ops: Sequence[BatchOp], image_seed: Any) -> list[Any]:
-    return [device_uniform(image_seed, salt, op.random_count) for salt, op in enumerate(ops, FIRST_SALT)]
+    return [rng.uniform_with(xp, image_seed, [(salt, op.random_count)]) for salt, op in enumerate(ops, FIRST_SALT)]
 
 
 class Augmented(keras.Model):

@@ -31,7 +31,7 @@ def uniform_with(xp: Any, image_seed: Any, plan: Sequence[tuple[int, int]]) -> A
 
     Args:
       xp: the array library.
-      image_seed: int32[..., 2].
+      image_seed: int32[..., 2]; only the low 32 bits of wider integers are used.
       plan: pairs of a salt, 0 to 65534, and the number of its numbers, at most 65536.
 
     Returns:
@@ -77,22 +77,8 @@ def _constant(xp: Any, value: np.ndarray | np.uint32) -> Any:
     return xp.convert_to_tensor(value, dtype="uint32")
 
 
-def uniform(image_seed: tf.Tensor, salt: int, count: int) -> tf.Tensor:
-    """Returns uniform random numbers.
-
-    Args:
-      image_seed: int32[..., 2]; only the low 32 bits of wider integers are used.
-      salt: purpose of the numbers, 0 to 65534; different salts give independent numbers.
-      count: number of numbers.
-
-    Returns:
-      float32[..., count] in [0, 1).
-    """
-    return uniform_with(tf_ops, image_seed, [(salt, count)])
-
-
 def uniform_for_chain(image_seed: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
-    """Returns the numbers of every op of a chain: `uniform(image_seed, first_salt + i, counts[i])` for each i.
+    """Returns the numbers of every op of a chain: `counts[i]` with the salt `first_salt` + i, for each i.
 
     One hash makes all of them: for an image of 32 x 32 pixels, one hash per op would be slower than the ops.
     """

@@ -433,7 +433,9 @@ def _export_with_tensorflow(model: keras.Model, arguments: dict[str, object]) ->
         model.save(os.path.join(folder, _MODEL_NAME))
         with open(os.path.join(folder, _ARGUMENTS_NAME), "wb") as stream:
             # The file of the model has no user classes; they are pickled by reference to their module.
-            user_classes = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_keras_layer(layer)}
+            user_classes = {
+                kind.__name__: kind for kind in map(type, leaves(model)) if kind.__module__.partition(".")[0] != "keras"
+            }
             pickle.dump((user_classes, arguments), stream)
         environment = {**child_python.environment(), "KERAS_BACKEND": "tensorflow"}
         command = child_python.command(_EXPORT, folder, *_list_import_folders(user_classes.values()))
@@ -449,7 +451,3 @@ def _list_import_folders(classes: Iterable[type]) -> Iterator[str]:
         top = sys.modules[kind.__module__.partition(".")[0]]
         if file := getattr(top, "__file__", None):
             yield os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
-
-
-def _is_keras_layer(layer: keras.layers.Layer) -> bool:
-    return type(layer).__module__.partition(".")[0] == "keras"

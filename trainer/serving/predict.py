@@ -19,7 +19,7 @@ import tensorflow as tf
 from beam_jobs import storage
 from beam_jobs.dataset import record
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import BadImage, OptionError, SourceError
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.images import sandbox
 from beam_jobs.options import ImageLimits, PixelOptions
 
@@ -274,6 +274,6 @@ def _normalise_file(path: str, spec: ServingSpec) -> bytes:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     (result,) = sandbox.examine([data], spec.limits, spec.pixels, "basic", processes=1)
-    if isinstance(result, BadImage):
+    if isinstance(result, Exception):
         raise SourceError(f"{path} is not a usable image: {result}") from result
-    return result[0]
+    return result.stored or data

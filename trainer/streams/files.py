@@ -156,10 +156,8 @@ def detect_compression(path: str, setting: str) -> str:
     Raises:
       SourceError: the file cannot be read, or has another compression.
     """
-    try:
+    with errors.os_errors_as(SourceError, f"{path} cannot be read"):
         head = storage.read_range(path, 0, tfrecord.HEADER)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     compression = decompress.detect_compression(head)
     # A record begins with its length, 8 bytes; zlib has no magic bytes, but no four zeros there either.
     if not compression:
@@ -179,19 +177,15 @@ def find_fault(path: str, compression: str) -> str:
     try:
         version = path, *decompress.read_size_and_mtime(path)
         if version not in _intact and compression != NONE:
-            _read_to_end(path, compression)
+            with storage.open_read(path) as stream:
+                content = decompress.open_decompressed(stream, compression)
+                while content.read(_BLOCK_BYTES):
+                    pass
             _intact.add(version)
     except (*decompress.DAMAGED, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"{path} cannot be unpacked: {reason}; copy it again"
     return ""
-
-
-def _read_to_end(path: str, compression: str) -> None:
-    with storage.open_read(path) as stream:
-        content = decompress.open_decompressed(stream, compression)
-        while content.read(_BLOCK_BYTES):
-            pass
 
 
 __all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]
@@ -248,7 +242,9 @@ def make_file_stream(
     errors.check_choice("compression", compression, COMPRESSIONS)
     paths = find_files(files)
     compressions = tuple(map_ordered(partial(detect_compression, setting=compression), paths, _REQUESTS))
-    sample = _read_sample(paths, compressions)
+    sample = next(filter(None, map(_read_first_records, paths, compressions)), None)
+    if not sample:
+        raise SourceError(f"{paths[0]}{' and the other files hold' if len(paths) > 1 else ' holds'} no record")
     record_bytes = sum(map(len, sample)) / len(sample)
     reading = _Reading(
         files=tuple(paths),
@@ -329,13 +325,6 @@ class _Reading:
         """Names of the files relative to their common directory."""
         shared = posixpath.commonprefix([posixpath.dirname(name) + "/" for name in self.files]).rpartition("/")[0]
         return [name[len(shared) :].lstrip("/") for name in self.files]
-
-
-def _read_sample(paths: Sequence[str], compressions: Sequence[str]) -> list[bytes]:
-    sample = next(filter(None, map(_read_first_records, paths, compressions)), None)
-    if not sample:
-        raise SourceError(f"{paths[0]}{' and the other files hold' if len(paths) > 1 else ' holds'} no record")
-    return sample
 
 
 def _read_first_records(path: str, compression: str) -> list[bytes]:

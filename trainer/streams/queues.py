@@ -40,6 +40,9 @@ class Pump:
       sources: functions that return an iterator of (key, image bytes, label); each is called once.
       limit_bytes: image bytes to read ahead, over all sources; at least one item of each is read ahead.
       in_turn: whether to take one item of each source in turn, for a reproducible order; otherwise the first.
+
+    Attributes:
+      is_stopped: whether `stop` was called.
     """
 
     def __init__(self, sources: Sequence[Source], limit_bytes: int, in_turn: bool) -> None:
@@ -50,7 +53,7 @@ class Pump:
         self._open = list(range(len(sources)))
         self._next = 0
         self._in_turn = in_turn
-        self._is_stopped = False
+        self.is_stopped = False
         self._consumers = 0
         self._iterators: list[Any] = [None] * len(sources)
         for number, source in enumerate(sources):
@@ -70,7 +73,7 @@ class Pump:
                 self._consumers += 1
                 try:
                     item = self._take(wait_s=_POLL_S if is_idle else 0)
-                    if self._is_stopped:
+                    if self.is_stopped:
                         return
                 finally:
                     self._consumers -= 1
@@ -88,7 +91,7 @@ class Pump:
           wait_s: maximum time in seconds to wait for threads that are taking an item.
         """
         with self._condition:
-            self._is_stopped = True
+            self.is_stopped = True
             self._condition.notify_all()
             self._condition.wait_for(lambda: not self._consumers, wait_s)
         for iterator in self._iterators:
@@ -96,13 +99,8 @@ class Pump:
             if not isinstance(iterator, types.GeneratorType) and hasattr(iterator, "close"):
                 iterator.close()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._is_stopped
-
     def _take(self, wait_s: float) -> Any:
-        self._condition.wait_for(lambda: self._is_stopped or self._next_source() is not None, wait_s)
+        self._condition.wait_for(lambda: self.is_stopped or self._next_source() is not None, wait_s)
         number = self._next_source()
         if number is None:
             return None
@@ -128,7 +126,7 @@ class Pump:
         last: Any = _END
         try:
             self._iterators[number] = iterator = iter(source())
-            while not self._is_stopped:
+            while not self.is_stopped:
                 self._put(number, next(iterator))
         except StopIteration:
             pass
@@ -145,7 +143,7 @@ class Pump:
         items = self._queues[number]
         with self._condition:
             self._condition.wait_for(
-                lambda: self._is_stopped or not items or self._bytes[number] + _size(item) <= self._limit
+                lambda: self.is_stopped or not items or self._bytes[number] + _size(item) <= self._limit
             )
             items.append(item)
             self._bytes[number] += _size(item)

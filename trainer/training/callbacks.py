@@ -187,7 +187,7 @@ class Clock(keras.callbacks.Callback):
         logs[INPUT_WAIT] = progress.input_wait
         logs[LEARNING_RATE] = float(self.model.optimizer.learning_rate)
         say(epoch_line(epoch, self._epochs, logs))
-        progress.begin_epoch()
+        progress.train_seconds = progress.counted_seconds = progress.waited_seconds = 0.0
         if self._forecasts == 1:
             self._give_forecast(self._validation_seconds)
 
@@ -264,23 +264,14 @@ class Profile(keras.callbacks.Callback):
       progress: state that has the current step.
       window: first step and the one after the last; an execution of several steps is profiled completely or not at all.
       directory: directory of the logs.
-      start: starts the profiler; takes the directory of the logs.
-      stop: stops the profiler and writes its events.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        window: tuple[int, int],
-        directory: str,
-        start: Callable[[str], Any] | None = None,
-        stop: Callable[[], Any] | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, window: tuple[int, int], directory: str) -> None:
         super().__init__()
         self._progress = progress
         self._window = window
         self._directory = directory
-        self._start, self._stop = (start, stop) if start and stop else _profiler()
+        self._start, self._stop = _profiler()
         self._is_running = False
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:

@@ -79,10 +79,6 @@ class Progress:
         for name, value in logs.items():
             self.history.setdefault(name, []).append(float(value))
 
-    def begin_epoch(self) -> None:
-        """Sets the durations of the epoch to zero."""
-        self.train_seconds = self.counted_seconds = self.waited_seconds = 0.0
-
     @property
     def input_wait(self) -> float:
         """Share of the duration of the steps that was input wait, 0 to 1."""
@@ -190,17 +186,14 @@ class Checkpoints:
         self._check_lock()
         size = sum(value.nbytes for value in checkpoint.arrays.values())
         with disk.explain_errors("writing a checkpoint", self.directory, needed=lambda: size):
-            self._save(step, checkpoint)
-
-    def _save(self, step: int, checkpoint: Checkpoint) -> None:
-        path = storage.join(self.directory, f"{_PREFIX}{step:08d}")
-        storage.remove(storage.join(path, INDEX_NAME))  # of an earlier run of the same step
-        digests = {VARIABLES_NAME: _write_arrays(storage.join(path, VARIABLES_NAME), checkpoint.arrays)}
-        for name, values in ((STATE_NAME, checkpoint.state), (POSITION_NAME, checkpoint.position.to_json())):
-            digests[name] = _write_json(storage.join(path, name), values)
-        _write_json(storage.join(path, INDEX_NAME), {"sha256": digests})
-        for old in self._names()[:-_MAX_CHECKPOINTS]:
-            storage.remove_tree(storage.join(self.directory, old))
+            path = storage.join(self.directory, f"{_PREFIX}{step:08d}")
+            storage.remove(storage.join(path, INDEX_NAME))  # of an earlier run of the same step
+            digests = {VARIABLES_NAME: _write_arrays(storage.join(path, VARIABLES_NAME), checkpoint.arrays)}
+            for name, values in ((STATE_NAME, checkpoint.state), (POSITION_NAME, checkpoint.position.to_json())):
+                digests[name] = _write_json(storage.join(path, name), values)
+            _write_json(storage.join(path, INDEX_NAME), {"sha256": digests})
+            for old in self._names()[:-_MAX_CHECKPOINTS]:
+                storage.remove_tree(storage.join(self.directory, old))
 
     def latest(self) -> Checkpoint | None:
         """Returns the newest checkpoint that is complete and undamaged; None when there is none."""

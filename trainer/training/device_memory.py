@@ -107,7 +107,9 @@ class _Activations:
         for operation in getattr(model, "operations", model.layers):  # a sequential model has only layers
             if isinstance(operation, keras.layers.InputLayer):
                 continue
-            inputs, outputs = _flatten_ends(operation)
+            # A nested model overrides `input` and `output` with its own; these are the tensors of the outer graph.
+            ends = (keras.Operation.input, keras.Operation.output)
+            inputs, outputs = (keras.tree.flatten(end.fget(operation)) for end in ends)
             if isinstance(operation, keras.Model):
                 self._aliases.update(zip(map(id, operation.inputs), map(self._resolve, inputs), strict=True))
                 self._walk(operation)
@@ -137,12 +139,6 @@ def _select_activations(operation: Any, trained: bool, inputs: list[Any], output
         tensors += outputs
     is_known = bool(getattr(operation, "weights", ())) or isinstance(operation, _KEEPS_NOTHING)
     return tensors if tensors or is_known else inputs
-
-
-def _flatten_ends(operation: Any) -> tuple[list[Any], list[Any]]:
-    # A nested model overrides `input` and `output` with its own; these are the tensors of the outer graph.
-    inputs, outputs = keras.Operation.input.fget(operation), keras.Operation.output.fget(operation)
-    return keras.tree.flatten(inputs), keras.tree.flatten(outputs)
 
 
 def _image_bytes(tensor: Any) -> int:

@@ -32,7 +32,8 @@ from trainer.training.optimizers import exported_weights, make_optimizer
 from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHORT_S, _LONG_S = 60.0, 300.0  # of a training: without a forecast, and from which smaller images are tried
+_SHORT_S = 60.0  # of a training without a forecast
+_SMALL_PART = 0.15  # of a training, which timing smaller images may take at most
 _WORTH_SAVING = 0.2  # of a step
 
 
@@ -254,7 +255,9 @@ class _Training:
         if seconds <= _SHORT_S:
             return
         text = f"about {clock_time(seconds)} of training left at {task.batch_size / step_seconds:,.1f} images/s"
-        smaller = task.time_smaller() if is_first and seconds > _LONG_S else None
+        # It compiles two models and runs few images: that takes less than the steps so far, of which one compiled.
+        is_cheap = self._progress.train_seconds <= _SMALL_PART * seconds
+        smaller = task.time_smaller() if is_first and is_cheap else None
         if smaller:
             side, saved = smaller
             if saved > _WORTH_SAVING * step_seconds:

@@ -185,14 +185,11 @@ def strategy_host(strategy: tf.distribute.Strategy | None) -> Host:
 def first_host(strategy: tf.distribute.Strategy | None) -> Host:
     """Returns the host of the first pipeline of this process, which controls several if it has a slice of TPUs."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        return Host(count=int(strategy.extended.num_hosts), runs_python=not _is_elsewhere(strategy))
+        resolver = strategy.cluster_resolver
+        # Its pipelines run in processes of TPU hosts, and not in this one.
+        is_elsewhere = bool(resolver and resolver.cluster_spec().as_dict())
+        return Host(count=int(strategy.extended.num_hosts), runs_python=not is_elsewhere)
     return strategy_host(strategy)
-
-
-def _is_elsewhere(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the pipelines run in processes of TPU hosts, and not in this one."""
-    resolver = strategy.cluster_resolver
-    return bool(resolver and resolver.cluster_spec().as_dict())
 
 
 def replicas(strategy: tf.distribute.Strategy | None) -> int:
@@ -220,7 +217,15 @@ def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int
     Raises:
       OptionError: the size is not divisible by the number of replicas; the message names the nearest ones that are.
     """
-    return share_batch(batch_size, replicas(strategy))
+    count = replicas(strategy)
+    share, remainder = divmod(batch_size, count)
+    if not remainder and share:
+        return share
+    nearest = [size for size in (share * count, (share + 1) * count) if size]
+    raise OptionError(
+        f"batch_size {batch_size} is not divisible by the {count} replicas; "
+        f"the nearest {'sizes are' if len(nearest) > 1 else 'size is'} {' and '.join(map(str, nearest))}"
+    )
 
 
 def check_gpus(wanted: int) -> None:
@@ -231,22 +236,6 @@ def check_gpus(wanted: int) -> None:
             f"gpus is {wanted} and TensorFlow finds {plural(found, 'GPU')} here; run on a machine and in an image that "
             "have them, or set gpus to 0 to train on what there is"
         )
-
-
-def share_batch(batch_size: int, count: int) -> int:
-    """Returns the batch size of each of `count` replicas.
-
-    Raises:
-      OptionError: see `check_batch`.
-    """
-    share, remainder = divmod(batch_size, count)
-    if not remainder and share:
-        return share
-    nearest = [size for size in (share * count, (share + 1) * count) if size]
-    raise OptionError(
-        f"batch_size {batch_size} is not divisible by the {count} replicas; "
-        f"the nearest {'sizes are' if len(nearest) > 1 else 'size is'} {' and '.join(map(str, nearest))}"
-    )
 
 
 def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:

@@ -1,25 +1,29 @@
 """Decoding in separate processes, so that a decoder that crashes, hangs or fills the memory costs only one image.
 
-The threads of the ingest read files; decoder processes decode them, one for each thread that computes. When a decoder
-dies, it is replaced and its images are sent again, one by one. An image that ends its decoder each time is rejected,
-and so is an image that takes too long.
+Decoder processes read and decode local files, one for each thread that computes; files of servers are sent to them.
+When a decoder dies, it is replaced and its images are asked for again, one by one. An image that ends its decoder each
+time is rejected, and so is an image that takes too long.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from beam_jobs.common import child_python
-from beam_jobs.errors import BadImage
+from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageFacts
 
 _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
@@ -28,22 +32,64 @@ _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reaso
 _pool = Pool()
 
 
+# The facts about an image as a decoder sends them: data without a parser, its ASCII text first.
+_TEXTS = (("format", "S8"), ("source_format", "S8"), ("sha256", "S64"), ("source_sha256", "S64"), ("normalised", "S80"))
+_SIZES = ("height", "width", "source_height", "source_width", "channels", "bytes")
+_NUMBERS = (*((name, "<i8") for name in (*_SIZES, "crc32c", "dhash")), ("mean_rgb", "<f8", 3), ("var_rgb", "<f8", 3))
+FACTS = np.dtype([*_TEXTS, *_NUMBERS])
+_TEXT_BYTES = np.dtype([*_TEXTS]).itemsize
+
+
+def pack_facts(facts: ImageFacts) -> bytes:
+    """Returns facts as a row of `FACTS`, which has no checksum of the mask."""
+    values = vars(facts)
+    return np.array(tuple(values[name] for name in FACTS.names or ()), FACTS).tobytes()
+
+
+def unpack_facts(row: bytes) -> ImageFacts:
+    """Returns the facts in a row of `FACTS`."""
+    values: dict[str, Any] = dict(zip(FACTS.names or (), np.frombuffer(row, FACTS)[0].tolist(), strict=True))
+    texts = {name: values[name].decode() for name, _ in _TEXTS}
+    return ImageFacts(**{**values, **texts, **{name: tuple(values[name].tolist()) for name in ("mean_rgb", "var_rgb")}})
+
+
+class Examination(NamedTuple):
+    """A good image.
+
+    Attributes:
+      facts: row of `FACTS`.
+      stored: the bytes to store; None for the bytes of the source.
+    """
+
+    facts: bytes
+    stored: bytes | None
+
+
 def examine(
-    images: Sequence[bytes], limits: ImageLimits, pixels: PixelOptions, facts: str, processes: int
-) -> list[tuple[bytes, ImageFacts] | BadImage]:
+    images: Sequence[Any],
+    limits: ImageLimits,
+    pixels: PixelOptions,
+    facts: str,
+    processes: int,
+    reader: Reader | None = None,
+) -> list[Examination | BadImage | Unreadable]:
     """Examines images as `process.examine` does, in another process.
 
     Args:
-      images: the bytes of the source files.
+      images: the bytes of the source files, or with a `reader` the uri and the slice of each.
       limits: limits of bytes, pixels, sides and seconds.
       pixels: the policy for the stored pixels.
       facts: `all` or `basic`.
       processes: maximum number of decoders at work, for all threads together.
+      reader: reads the images in the other process; they must be local, and in no compressed container.
 
     Returns:
-      for each image the bytes to store (the same object when they need no change) and the facts, or the error.
+      an outcome for each image; `Unreadable` only with a `reader`.
     """
-    header = {"do": "image", "limits": dataclasses.asdict(limits), "pixels": dataclasses.asdict(pixels), "facts": facts}
+    header: dict[str, Any] = {"do": "image", "facts": facts}
+    header |= {"limits": dataclasses.asdict(limits), "pixels": dataclasses.asdict(pixels)}
+    if reader:
+        header["reader"] = [os.path.abspath(reader.base), reader.max_bytes, os.path.abspath(reader.work)]
     return _Request(_pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
 
 
@@ -63,8 +109,8 @@ def normalise_mask(
     return answer
 
 
-def _read_mask(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> tuple[bytes, tuple[int, ...]]:
-    return new_bytes or data, tuple(map(int, answer["values"]))
+def _read_mask(data: bytes, answer: dict[str, Any], bodies: list[bytes]) -> tuple[bytes, tuple[int, ...]]:
+    return bodies[0] if bodies else data, tuple(map(int, answer["values"]))
 
 
 def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
@@ -80,9 +126,8 @@ def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, proce
     return answer
 
 
-def _read_thumbnail(_: bytes, answer: dict[str, Any], encoded: bytes | None) -> Thumbnail:
-    if encoded is None:
-        raise ValueError("a thumbnail without bytes")
+def _read_thumbnail(_: bytes, answer: dict[str, Any], bodies: list[bytes]) -> Thumbnail:
+    (encoded,) = bodies
     return Thumbnail(encoded=encoded, width=int(answer["width"]), height=int(answer["height"]))
 
 
@@ -101,7 +146,7 @@ def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[
     return _Request(_pool, header, limits.max_seconds, processes, _read_size).answer_all(images)
 
 
-def _read_size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int, int]:
+def _read_size(_: bytes, answer: dict[str, Any], __: list[bytes]) -> tuple[int, int]:
     return int(answer["height"]), int(answer["width"])
 
 
@@ -131,30 +176,30 @@ class _Request:
       header: the header of the request, in JSON values.
       seconds: limit of computing time for an image.
       processes: maximum number of decoders at work.
-      read: function of the bytes of an image, its answer and its new bytes (None: no change) that returns the result.
+      read: function of an image, its answer and the bytes in the answer that returns the result.
     """
 
     pool: Pool
     header: dict[str, Any]
     seconds: float
     processes: int
-    read: Callable[[bytes, dict[str, Any], bytes | None], Any]
+    read: Callable[[Any, dict[str, Any], list[bytes]], Any]
 
-    def answer_all(self, images: Sequence[bytes]) -> list[Any]:
+    def answer_all(self, images: Sequence[Any]) -> list[Any]:
         """Returns a result for each image; after a failure they are sent one by one, to identify the image at fault."""
         results: list[Any] = []
         try:
             self._ask(images, results)
         except (DecoderDied, TooSlow):
-            results.extend(self._answer_one(data) for data in images[len(results) :])
+            results.extend(map(self._answer_one, images[len(results) :]))
         return results
 
-    def _answer_one(self, data: bytes) -> Any:
+    def _answer_one(self, image: Any) -> Any:
         crashes = interruptions = 0
         while True:
             results: list[Any] = []
             try:
-                self._ask([data], results)
+                self._ask([image], results)
                 return results[0]
             except TooSlow as slow:
                 return BadImage(RejectReason.TOO_SLOW, str(slow))
@@ -164,36 +209,43 @@ class _Request:
                 if crashes == _MAX_CRASHES or interruptions == _MAX_INTERRUPTIONS:
                     return _crash(f"{died}, {crashes + interruptions} times")
 
-    def _ask(self, images: Sequence[bytes], results: list[Any]) -> None:
-        """Sends images to a decoder and appends its answers to `results`, also when it dies at a later image."""
+    def _ask(self, images: Sequence[Any], results: list[Any]) -> None:
+        """Asks a decoder about images and appends its answers to `results`, also when it dies at a later image."""
         with self.pool.decoder(self.processes) as decoder:
-            decoder.ask(self.header, images)
+            if "reader" in self.header:
+                decoder.ask({**self.header, "places": images}, ())
+                decoder.answer(self.seconds, may_wait=True)  # it has read them
+            else:
+                decoder.ask(self.header, images)
             while len(results) < len(images):
                 header, bodies = decoder.answer(self.seconds)
                 try:
                     results += self._read_all(images[len(results) :], header["answers"], bodies)
-                except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
                     raise DecoderDied("it sent an invalid answer") from error
 
-    def _read_all(self, images: Sequence[bytes], answers: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
+    def _read_all(self, images: Sequence[Any], answers: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
         if not 0 < len(answers) <= len(images):
             raise ValueError(f"{len(answers)} answers for {len(images)} images")
         remaining_bodies = iter(bodies)
-        results = []
-        for data, answer in zip(images, answers, strict=False):
-            new_bytes = next(remaining_bodies) if answer["changed"] else None
+        results: list[Any] = []
+        for image, answer in zip(images, answers, strict=False):
+            new = list(itertools.islice(remaining_bodies, answer["bodies"]))
             if "bad" in answer:
-                reason, detail = answer["bad"]
-                results.append(BadImage(RejectReason(reason), detail))
+                reason, detail, size = answer["bad"]
+                results.append(BadImage(RejectReason(reason), detail, int(size)))
+            elif "unreadable" in answer:
+                results.append(Unreadable(str(answer["unreadable"])))
             else:
-                results.append(_crash(answer["crash"]) if "crash" in answer else self.read(data, answer, new_bytes))
+                results.append(_crash(answer["crash"]) if "crash" in answer else self.read(image, answer, new))
         return results
 
 
-def _read_examination(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> tuple[bytes, ImageFacts]:
-    values = answer["facts"]
-    means = {name: tuple(values[name]) for name in ("mean_rgb", "var_rgb")}  # JSON has no tuples
-    return data if new_bytes is None else new_bytes, ImageFacts(**{**values, **means})
+def _read_examination(_: object, __: dict[str, Any], bodies: list[bytes]) -> Examination:
+    facts, *stored = bodies
+    if len(facts) != FACTS.itemsize or not facts[:_TEXT_BYTES].isascii():
+        raise ValueError("it is no row of facts")
+    return Examination(facts, stored[0] if stored else None)
 
 
 def _crash(cause: str) -> BadImage:

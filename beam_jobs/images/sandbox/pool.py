@@ -216,11 +216,12 @@ class Decoder:
         except PeerClosed as error:
             raise DecoderDied(self._cause()) from error
 
-    def answer(self, seconds: float) -> tuple[dict[str, Any], list[bytes]]:
+    def answer(self, seconds: float, may_wait: bool = False) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the next answer.
 
         Args:
           seconds: limit of computing time; the limit of clock time is ten times as long.
+          may_wait: whether the limit of clock time counts only for a stopped process, because a disk may take longer.
 
         Raises:
           DecoderDied: the decoder has ended without an answer.
@@ -230,7 +231,7 @@ class Decoder:
         while (answer := self._receive()) is None:
             if self._cpu_seconds() - start_cpu_s >= seconds:
                 raise TooSlow(f"it took more than {seconds:g} s; max_seconds is {seconds:g}")
-            if time.monotonic() - start > _CLOCK_FACTOR * seconds:
+            if time.monotonic() - start > _CLOCK_FACTOR * seconds and (self._is_stopped() or not may_wait):
                 cause = f"it gave no answer for {_CLOCK_FACTOR * seconds:g} s of the clock"
                 raise TooSlow(f"{cause}; max_seconds is {seconds:g} s of computing time")
         return answer
@@ -264,6 +265,11 @@ class Decoder:
         except psutil.Error:  # it has ended, as the next call of `_receive` will detect
             return 0.0
         return times.user + times.system
+
+    def _is_stopped(self) -> bool:
+        with contextlib.suppress(psutil.Error):  # it has ended, as the next call of `_receive` will detect
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     def _has_ended(self, seconds: float = 0.0) -> bool:
         """Returns whether the fork server sends the exit status within some seconds."""

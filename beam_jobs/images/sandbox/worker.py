@@ -26,21 +26,24 @@ import cv2
 import psutil
 import tensorflow as tf
 
-from beam_jobs.errors import BadImage
+from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images import header_check, process, thumbnail
 from beam_jobs.images.annotations import normalise_mask
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.normalise import Geometry
+from beam_jobs.images.sandbox import pack_facts
 from beam_jobs.images.sandbox.pool import PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.sources.image_reader import Reader
 
 MEMORY_BYTES = 2 << 30  # on top of the memory at the start; 64 megapixels of 4 x 8 bits take an eighth of it
+LOT_BYTES = 64 << 20  # of the files of a request, the last one left out; their source says at most 4 MiB
 BATCH_S = 0.05  # how long an answer waits for more of them
 IDLE_S = 60.0  # a decoder without work ends after this time, to release its memory
 # An image that is too large for the memory raises one of these, in Python or TensorFlow.
 _MEMORY_ERRORS = (MemoryError, tf.errors.ResourceExhaustedError)
 
-Answer = tuple[dict[str, Any], list[bytes]]  # the new bytes of the image; no item when it needs no change
+Answer = tuple[dict[str, Any], list[bytes]]  # with the new bytes of the image, when it has to change
 Handler = Callable[[bytes], Answer]
 
 
@@ -52,19 +55,40 @@ def serve(connection: socket.socket) -> None:
         send(connection, {"pid": os.getpid()})
         while True:
             header, files = receive(connection)  # all files first: otherwise both sides could block in `send`
+            if "reader" in header:
+                files = _read_files(header)
+                send(connection, {})  # the time of an image begins
             _answer_all(connection, _HANDLERS[header["do"]](header), files)
     except (PeerClosed, ReceiveTimeout):
         return
 
 
-def _answer_all(connection: socket.socket, handler: Handler, files: list[bytes]) -> None:
+def _read_files(header: dict[str, Any]) -> list[Any]:
+    """Returns the bytes of each file, or the answer about one that cannot be read.
+
+    Raises:
+      MemoryError: files are larger than their source says. They end this process, to be asked for one by one: what
+        they take must not be missing for the decode of the others.
+    """
+    base, max_bytes, work = header["reader"]
+    reader = Reader(base=base, max_bytes=max_bytes, work=work)
+    files, room = [], LOT_BYTES
+    for place in header["places"]:
+        files.append(_answer(lambda place: reader.read(*place), place))
+        room -= len(files[-1]) if isinstance(files[-1], bytes) else 0
+        if room < 0 and place is not header["places"][-1]:
+            raise MemoryError
+    return files
+
+
+def _answer_all(connection: socket.socket, handler: Handler, files: list[Any]) -> None:
     """Sends an answer for each file; answers share a message, which costs as much as decoding a small file."""
     answers: list[dict[str, Any]] = []
     bodies: list[bytes] = []
     deadline = time.monotonic() + BATCH_S
     for count, data in enumerate(files, 1):
-        answer, new_bytes = _answer(handler, data)
-        answers.append({**answer, "changed": bool(new_bytes)})
+        answer, new_bytes = _answer(handler, data) if isinstance(data, bytes) else data
+        answers.append({**answer, "bodies": len(new_bytes)})
         bodies += new_bytes
         if count == len(files) or time.monotonic() > deadline:
             send(connection, {"answers": answers}, *bodies)
@@ -82,11 +106,13 @@ def _limit_resources() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
 
 
-def _answer(handler: Handler, data: bytes) -> Answer:
+def _answer(handler: Callable[[Any], Any], data: Any) -> Any:
     try:
         return handler(data)
     except BadImage as bad:
-        return {"bad": [bad.reason.value, bad.detail]}, []
+        return {"bad": [bad.reason.value, bad.detail, len(data) if isinstance(data, bytes) else 0]}, []
+    except Unreadable as fault:
+        return {"unreadable": str(fault)}, []
     except _MEMORY_ERRORS:
         return {"crash": f"it took more than {MEMORY_BYTES >> 20:,} MiB of memory"}, []
     except Exception as error:  # noqa: BLE001 - a bug in a decoder, or in ours, costs an image and not the job
@@ -100,7 +126,8 @@ def _image_handler(header: dict[str, Any]) -> Handler:
 
 def _examine(data: bytes, limits: ImageLimits, pixels: PixelOptions, facts: str) -> Answer:
     encoded, image_facts = process.examine(data, limits, pixels, facts)
-    return {"facts": vars(image_facts)}, [] if encoded is data else [encoded]
+    row = pack_facts(image_facts)
+    return {}, [row] if encoded is data else [row, encoded]
 
 
 def _mask_handler(header: dict[str, Any]) -> Handler:

@@ -36,17 +36,13 @@ def store(options: Any) -> S3Store:
     """
     with _stores_lock:
         if not _stores or _stores[0][0] is not options:
-            _check_credentials(options)
+            if not options.view_as(S3Options).s3_access_key_id and boto3.Session().get_credentials() is None:
+                raise OSError(
+                    "there are no AWS credentials here; make some with `aws configure`, or set AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                )
             _stores[:] = [(options, S3Store(Client(options)))]
         return _stores[0][1]
-
-
-def _check_credentials(options: Any) -> None:
-    if not options.view_as(S3Options).s3_access_key_id and boto3.Session().get_credentials() is None:
-        raise OSError(
-            "there are no AWS credentials here; make some with `aws configure`, or set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        )
 
 
 class S3Store(SortedStore):

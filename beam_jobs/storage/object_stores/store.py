@@ -75,8 +75,7 @@ class Store:
         """Writes an object, and raises `FileExistsError` if it exists; the check and the write are not atomic here."""
         if self.exists(path):
             raise already_exists(path)
-        with self.create(path) as stream:
-            stream.write(data)
+        self.write(path, data)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Returns `length` bytes from `offset`, fewer where the object ends."""

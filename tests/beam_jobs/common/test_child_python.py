@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.common import child_python
+from beam_jobs.images.sandbox.pool import Pool
+from beam_jobs.runners import flink_job_server
+from pipeline.doctor import flink, local, orchestrators
 from tests.make_images import jpeg
 
 ROOT = Path(__file__).parents[3]
@@ -48,8 +51,6 @@ def hostile(tmp_path, monkeypatch) -> Path:
 
 
 def decode(tmp_path):
-    from beam_jobs.images.sandbox.pool import Pool
-
     pool = Pool()
     with pool.decoder(1) as decoder:
         assert decoder.pid
@@ -71,14 +72,10 @@ def export_model(tmp_path):
 
 
 def load_tensorflow(tmp_path):
-    from pipeline.doctor import local
-
     assert next(iter(local.tensorflow())).ok
 
 
 def probe_airflow(tmp_path):
-    from pipeline.doctor import orchestrators
-
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\n")
     # It was asked, in this very environment.
     check = next(iter(orchestrators._installation(str(tmp_path / "airflow"), str(tmp_path))))
@@ -86,15 +83,11 @@ def probe_airflow(tmp_path):
 
 
 def ask_python(tmp_path):
-    from pipeline.doctor import flink
-
     (tmp_path / "script").write_text(f"#!{sys.executable}\n")
     assert flink._python_version(str(tmp_path / "script")) == platform.python_version()
 
 
 def start_server(tmp_path):
-    from beam_jobs.runners import flink_job_server
-
     show = child_python.command("import os; print(repr(os.environ.get('PYTHONPATH')))")
     with open(tmp_path / "log", "w+b") as log:
         assert flink_job_server._start_server(show, flink_job_server._NO_LEFTOVERS, log).wait(60) == 0

@@ -125,10 +125,16 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"), [([0] * 40, [16, 16, 8]), ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], [1, 2, 2, 1])]
+    ("sizes", "most", "expected"),
+    [
+        ([0] * 40, 16, [16, 16, 8]),
+        ([0] * 40, 30, [30, 10]),
+        ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], 16, [1, 2, 2, 1]),
+        ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], 32, [3, 3]),
+    ],
 )
-def test_lots_are_bounded_in_number_and_weight(sizes, expected):
-    found = list(chunks_by_size(enumerate(sizes), lambda item: item[1]))
+def test_lots_are_bounded_in_number_and_weight(sizes, most, expected):
+    found = list(chunks_by_size(enumerate(sizes), lambda item: item[1], most))
     assert [len(lot) for lot in found] == expected
     assert [item for lot in found for item in lot] == list(enumerate(sizes))
 
@@ -148,15 +154,8 @@ def test_another_number_of_results_than_of_items_is_an_error(threads, function):
         list(results)
 
 
-@pytest.fixture
-def no_progress():
-    local_progress.reset()
-    yield
-    local_progress.reset()
-
-
-@pytest.mark.usefixtures("no_progress")
 def test_nothing_is_lost_between_threads():
+    local_progress.reset()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # changes hands between almost any two steps
     try:
@@ -168,6 +167,7 @@ def test_nothing_is_lost_between_threads():
             thread.start()
         for thread in threads:
             thread.join()
+        assert local_progress.read() == Progress(80_000, 240_000, 0)
     finally:
         sys.setswitchinterval(interval)
-    assert local_progress.read() == Progress(80_000, 240_000, 0)
+        local_progress.reset()

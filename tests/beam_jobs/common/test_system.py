@@ -18,23 +18,26 @@ from beam_jobs.common.system import cores, free_bytes
         ({"memory.max": "1000\n", "memory.current": "1700\n", "memory.stat": "anon 5\n"}, 0),
     ],
 )
-def test_the_free_memory_is_that_of_the_container(tmp_path, files, expected):
+def test_the_free_memory_is_that_of_the_container(tmp_path, monkeypatch, files, expected):
+    monkeypatch.setattr("beam_jobs.common.system._CGROUP", str(tmp_path))
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert free_bytes(str(tmp_path)) == expected
+    assert free_bytes() == expected
 
 
-def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path):
+def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("beam_jobs.common.system._CGROUP", str(tmp_path))
     machine = psutil.virtual_memory().available
-    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
+    assert free_bytes() == pytest.approx(machine, rel=0.2)
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
+    assert free_bytes() == pytest.approx(machine, rel=0.2)
 
 
 @pytest.mark.parametrize(("text", "most"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 99), ("0 0", 99)])
-def test_the_cores_are_those_of_the_container(tmp_path, text, most):
+def test_the_cores_are_those_of_the_container(tmp_path, monkeypatch, text, most):
+    monkeypatch.setattr("beam_jobs.common.system._CGROUP", str(tmp_path))
     (tmp_path / "cpu.max").write_text(text)
-    assert cores(str(tmp_path)) == min(most, len(os.sched_getaffinity(0)))
+    assert cores() == min(most, len(os.sched_getaffinity(0)))
 
 
 def test_the_cores_are_those_this_process_may_use():

@@ -15,7 +15,7 @@ from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo, 
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from tests.beam_jobs.make_rows import make_facts, make_ref, sha
+from tests.beam_jobs.make_rows import examined_row, make_facts, make_ref, sha
 from tests.make_images import jpeg
 
 PART = TablePart(name="part-0.parquet", rows=0, bytes=0, sha256="")
@@ -26,13 +26,13 @@ def row(key: str, content: str = "", label: str = "cat", split: str = "train", *
     """A row of the image table; what it shows is named by a text."""
     facts = make_facts(content or key, **fields.pop("facts", {}))
     place = {"cluster": "", "near": "", "label_index": 0, "shard": 0, "offset": 0}
-    return {**schemas.examined_row(make_ref(key, label), facts), **place, "split": split, **fields}
+    return {**examined_row(make_ref(key, label), facts), **place, "split": split, **fields}
 
 
 def publish(path: Path, rows: list[dict], options: dict | None = None, label_kind: str = "single") -> str:
     """Writes what is read of a dataset: its table and its manifest, whose shards have a digest of the rows."""
     columns = [{name: one[name] for name in schemas.IMAGES.names} for one in rows]
-    schemas.write(str(path / "images" / PART.name), columns, schemas.IMAGES)
+    schemas.write(str(path / "images" / PART.name), pa.Table.from_pylist(columns, schemas.IMAGES))
     written = [one for one in rows if one["shard"] >= 0]
     splits = {}
     for name in dict.fromkeys(one["split"] for one in written):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.types import Annotations, ImageObject
-from tests.beam_jobs.make_rows import make_facts, make_ref
+from tests.beam_jobs.make_rows import examined, make_facts, make_ref
 from tests.command import python
 
 REF = make_ref(
@@ -36,7 +36,7 @@ def test_annotations_survive_their_cell():
 
 def test_facts_survive_their_row_and_the_file(tmp_path):
     path = str(tmp_path / "facts.parquet")
-    schemas.write(path, [schemas.examined_row(REF, FACTS)], schemas.EXAMINED)
+    schemas.write(path, examined((REF, FACTS)))
     (row,) = schemas.read(path).to_pylist()
     assert schemas.parse_facts(row) == FACTS
     names = ("key", "uri", "label", "group", "split")
@@ -61,7 +61,7 @@ def test_the_published_schema_is_the_one_readers_know():
 def test_a_process_that_has_read_a_table_ends_well(tmp_path):
     """With `pyarrow.parquet.read_table` of Arrow 10 every other one is aborted on its way out."""
     path = str(tmp_path / "table.parquet")
-    schemas.write(path, [schemas.ref_row(make_ref())], schemas.REFS)
+    schemas.write(path, examined((REF, FACTS)))
     code = "import sys; from beam_jobs.dataset import schemas; schemas.read(sys.argv[1])"
     for _ in range(4):
         done = python(code, path)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import parquet
 from beam_jobs.export.formats import Sample
@@ -274,8 +275,6 @@ def described(path: Path) -> dict:
 
 
 def test_croissant_names_every_file_with_size_and_hash_and_leaves_the_dataset_as_it_was(dataset, tmp_path):
-    from beam_jobs.dataset.verify import verify
-
     before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
     run(dataset, "croissant", dataset)
     assert {path: path.read_bytes() for path in before} == before

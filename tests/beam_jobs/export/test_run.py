@@ -20,6 +20,7 @@ from beam_jobs.export import formats, staging
 from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import About, IngestOptions
+from tests.beam_jobs.runs import files_under
 from tests.command import python
 from tests.make_images import encode, flipped
 from tests.rewrite_records import rewrite
@@ -27,10 +28,6 @@ from tests.rewrite_records import rewrite
 
 def run(dataset: Path, to: str, out: Path, **given) -> Exported:
     return export(ExportOptions(dataset=str(dataset), to=to, out=str(out), **given))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def images_of(exported: Exported) -> dict[str, int]:
@@ -50,7 +47,7 @@ def test_a_copy_has_every_image_what_it_holds_and_the_same_bytes_each_time(datas
     assert len(sizes) == 4
     (tmp_path / "again").mkdir()  # empty, so it may be taken
     run(dataset, to, tmp_path / "again")
-    assert content(tmp_path / "out") == content(tmp_path / "again")
+    assert files_under(tmp_path / "out") == files_under(tmp_path / "again")
     assert not any(name.endswith((".tmp", "feedline-export")) for name in os.listdir(tmp_path))
 
 
@@ -58,7 +55,7 @@ def test_a_copy_has_every_image_what_it_holds_and_the_same_bytes_each_time(datas
 def test_one_split_is_exported_alone(dataset, tmp_path, to):
     exported = run(dataset, to, tmp_path / "out", splits=("eval",))
     assert list(exported.splits) == ["eval"]
-    assert not any("train" in name for name in content(tmp_path / "out"))
+    assert not any("train" in name for name in files_under(tmp_path / "out"))
 
 
 def test_files_are_as_large_as_asked(dataset, tmp_path):
@@ -232,14 +229,10 @@ def bytes_of(name: str, value: bytes):
     return lambda features: features[name].bytes_list.value.__setitem__(0, value)
 
 
-def two_images(features):
-    features["image/encoded"].bytes_list.value.append(b"x")
-
-
 FORGED = {
     "another format": (bytes_of("image/format", b"webp"), "its image is b'webp'; it must be jpeg, png or raw"),
     "another image": (bytes_of("image/encoded", b"x"), "does not match its sha256"),
-    "two images": (two_images, "ValueError"),
+    "two images": (lambda features: features["image/encoded"].bytes_list.value.append(b"x"), "ValueError"),
     "no key": (lambda features: features.pop("image/filename"), "KeyError"),
     "no label": (lambda features: features.pop("image/class/label"), "KeyError"),
     "a key of bytes": (bytes_of("image/filename", b"\xff"), "UnicodeDecodeError"),

@@ -187,17 +187,10 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "part", "losing", "message"),
+    ("name", "part", "losing", "message"),
     [
+        ("_NEW_IMAGES", "FROM facts", "WHERE id > 0", "the facts have 40 rows, and 39 images are planned"),
         (
-            image_tables,
-            "_NEW_IMAGES",
-            "FROM facts",
-            "WHERE id > 0",
-            "the facts have 40 rows, and 39 images are planned",
-        ),
-        (
-            image_tables,
             "_REJECTED",
             "VARCHAR)",
             "; INSERT INTO rejected VALUES (0, 'a', 'a.jpg')",
@@ -205,8 +198,8 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
         ),
     ],
 )
-def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch, module, name, part, losing, message):
-    monkeypatch.setattr(module, name, getattr(module, name).replace(part, f"{part} {losing}"))
+def test_a_plan_that_loses_rows_is_not_used(tmp_path, monkeypatch, name, part, losing, message):
+    monkeypatch.setattr(image_tables, name, getattr(image_tables, name).replace(part, f"{part} {losing}"))
     with pytest.raises(RuntimeError, match=rf"^{message}$"):
         plan.make_plan(facts_of([examined(*many(40))], 0), EVERYTHING, str(tmp_path))
 

@@ -29,16 +29,22 @@ def rows(count: int, seed: int = 0) -> pa.Table:
     )
 
 
-def sort(tables: list[pa.Table], path, memory_bytes: int = 1 << 30) -> list[pa.Table]:
-    """Returns the sorted rows of each place."""
+def parts_of(tables: list[pa.Table], path, images: int, table_bytes: int, memory_bytes: int) -> list[list[pa.Table]]:
+    """Returns the parts of the sorted rows of each place."""
     with (
         ThreadPoolExecutor(2) as pool,
-        closing(RowSorter(str(path), sum(map(len, tables)), 0, memory_bytes, pool)) as sorter,
+        closing(RowSorter(str(path), images, table_bytes, memory_bytes, pool)) as sorter,
     ):
         for table in tables:
             sorter.add(table)
         sorter.finish()
-        return [pa.concat_tables([tables[0].slice(0, 0), *sorter.read(place)]) for place in range(PLACES)]
+        return [list(sorter.read(place)) for place in range(PLACES)]
+
+
+def sort(tables: list[pa.Table], path, memory_bytes: int = 1 << 30) -> list[pa.Table]:
+    """Returns the sorted rows of each place."""
+    found = parts_of(tables, path, sum(map(len, tables)), 0, memory_bytes)
+    return [pa.concat_tables([tables[0].slice(0, 0), *parts]) for parts in found]
 
 
 @pytest.mark.parametrize("written", ["none", "some", "all"])
@@ -66,14 +72,8 @@ def test_no_rows_and_no_rows_of_a_place(tmp_path):
 def test_few_rows_are_sorted_at_once(tmp_path, is_known):
     table = rows(20_000)
     images, table_bytes = (0, table.nbytes) if is_known else (len(table), 0)
-    with (
-        ThreadPoolExecutor(1) as pool,
-        closing(RowSorter(str(tmp_path / "rows"), images, table_bytes, table.nbytes // 2, pool)) as sorter,
-    ):
-        sorter.add(table)
-        sorter.finish()
-        sizes = [part.nbytes for place in range(PLACES) for part in sorter.read(place)]
-    assert max(sizes) < table.nbytes / 10
+    found = parts_of([table], tmp_path / "rows", images, table_bytes, table.nbytes // 2)
+    assert max(part.nbytes for parts in found for part in parts) < table.nbytes / 10
 
 
 def written_sizes(monkeypatch, path, memory_bytes: int) -> list[int]:
@@ -82,11 +82,7 @@ def written_sizes(monkeypatch, path, memory_bytes: int) -> list[int]:
     append = RowSorter._append
     monkeypatch.setattr(RowSorter, "_append", lambda self, part: sizes.append(part.nbytes) or append(self, part))
     tables = [rows(500, seed) for seed in range(20)]
-    size = sum(table.nbytes for table in tables)
-    with ThreadPoolExecutor(1) as pool, closing(RowSorter(str(path), 10_000, size, memory_bytes, pool)) as sorter:
-        for table in tables:
-            sorter.add(table)
-        sorter.finish()
+    parts_of(tables, path, 10_000, sum(table.nbytes for table in tables), memory_bytes)
     return sizes
 
 

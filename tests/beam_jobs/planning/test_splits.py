@@ -96,8 +96,8 @@ def test_groups_are_in_the_splits_that_are_on_disk(seed, in_eval):
 
 
 def test_a_hash_past_shares_that_add_up_to_less_than_one_is_of_the_last_split():
-    expression = splits.split_expression("col0", {"train": 1e-12, "eval": 1e-12})
-    rows = duckdb.execute(f"SELECT {expression} FROM (VALUES (0::UBIGINT), (99999999), (18446744073709551615))")
+    expression = splits.split_expression({"train": 1e-12, "eval": 1e-12})
+    rows = duckdb.execute(f"SELECT {expression} FROM (VALUES (0::UBIGINT), (99999999), (18446744073709551615)) t(unit)")
     assert rows.fetchall() == [(0,), (1,), (1,)]
 
 

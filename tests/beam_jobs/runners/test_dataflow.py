@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
+from types import SimpleNamespace
 
 import apache_beam as beam
 import pytest
@@ -18,9 +19,11 @@ from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import component_arguments, machine_cores
 from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.dry_run import Listing, Sample, _work
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.write import WriteTask
+from tests.doc_pages import text_of
 
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
 WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"
@@ -122,37 +125,16 @@ def test_a_table_may_lie_on_this_machine():
     chosen.check(IngestOptions(source="urls.txt", source_kind="csv", out="gs://b/out"))
 
 
+@pytest.mark.parametrize("given", ["", "package", "setup_file", "sdk_container_image"])
 @pytest.mark.parametrize("name", [stack.LEGACY, stack.CURRENT])
-def test_the_wheel_of_the_legacy_stack_is_refused_on_the_image_of_beam(monkeypatch, name):
+def test_only_an_image_brings_the_legacy_stack_to_workers(monkeypatch, tmp_path, name, given):
     monkeypatch.setattr(stack, "name", lambda: name)
+    path = tmp_path / ("setup.py" if given == "setup_file" else "feedline.whl")
+    path.touch()
+    is_refused = name == stack.LEGACY and given != "sdk_container_image"
     expected = pytest.raises(OptionError, match="sdk_container_image is not set; the legacy stack would put protobuf")
-    with expected if name == stack.LEGACY else contextlib.nullcontext():
-        options().check(IngestOptions(source="gs://b/photos", out="gs://b/out"))
-
-
-def test_settings_become_the_options_of_beam(tmp_path):
-    chosen = options(
-        worker_machine_type="n2-highmem-8",
-        num_workers=3,
-        max_num_workers=30,
-        disk_size_gb=50,
-        service_account_email="me@my-project-1.iam.gserviceaccount.com",
-        subnetwork="regions/us-central1/subnetworks/inner",
-        use_public_ips=False,
-        labels={"team": "vision", "cost": "42"},
-        sdk_container_image="region-docker.pkg.dev/my-project-1/images/feedline:1",
-        beam_args=("--dataflow_kms_key=k",),
-    )
-    found = PipelineOptions(chosen.arguments(str(tmp_path)))
-    cloud, worker, setup = (found.view_as(view) for view in (GoogleCloudOptions, WorkerOptions, SetupOptions))
-    assert (cloud.project, cloud.region, cloud.staging_location) == ("my-project-1", "us-central1", "gs://bucket/tmp")
-    assert cloud.labels == ["team=vision", "cost=42"]
-    assert cloud.dataflow_kms_key == "k"
-    assert (worker.machine_type, worker.num_workers, worker.max_num_workers) == ("n2-highmem-8", 3, 30)
-    assert (worker.disk_size_gb, worker.use_public_ips, worker.subnetwork) == (50, False, chosen.subnetwork)
-    assert worker.sdk_container_image == chosen.sdk_container_image
-    assert setup.save_main_session is False
-    assert not setup.extra_packages
+    with expected if is_refused else contextlib.nullcontext():
+        options(**({given: str(path)} if given else {})).check(IngestOptions(source="gs://b/photos", out="gs://b/out"))
 
 
 BEAM_ARGS = (
@@ -163,7 +145,8 @@ BEAM_ARGS = (
 )
 
 
-def test_components_of_a_pipeline_get_the_arguments_of_an_ingest():
+def test_components_of_a_pipeline_get_the_arguments_of_an_ingest(monkeypatch):
+    monkeypatch.setattr(stack, "name", lambda: stack.CURRENT)
     given = (*BEAM_ARGS, "--num_workers=3", "--no_use_public_ips", "--labels=team=vision", "--dataflow_kms_key=k")
     found = PipelineOptions(component_arguments(given, "registry/feedline:1"))
     worker, cloud = found.view_as(WorkerOptions), found.view_as(GoogleCloudOptions)
@@ -192,9 +175,11 @@ def test_components_of_a_pipeline_get_the_arguments_of_an_ingest():
         ((*BEAM_ARGS, "--region=us-central1-a"), "which is a zone; name its region, us-central1"),
         ((*BEAM_ARGS, "--num_workers=["), r"beam_args holds '--num_workers=\[', which is not a YAML value"),
         ((*BEAM_ARGS, "--save_main_session"), "beam_args holds '--save_main_session'; remove it"),
+        ((*BEAM_ARGS, "--setup_file=setup.py"), "sdk_container_image is not set; the legacy stack would put protobuf"),
     ],
 )
-def test_arguments_of_components_are_checked_before_a_run(given, problem):
+def test_arguments_of_components_are_checked_before_a_run(monkeypatch, given, problem):
+    monkeypatch.setattr(stack, "name", lambda: stack.LEGACY)
     with pytest.raises(OptionError, match=problem):
         component_arguments(given, "")
 
@@ -207,16 +192,6 @@ def test_a_job_begins_with_the_workers_that_its_units_can_use(tmp_path, units, f
     job = sent(stages()[0], tmp_path, units, **fields)
     assert job.options.view_as(WorkerOptions).num_workers == workers
     assert ExamineBuckets("units", None, buckets=[None] * units).unit_count == units
-
-
-def test_workers_get_this_code_unless_told_otherwise(tmp_path):
-    made = PipelineOptions(options().arguments(str(tmp_path))).view_as(SetupOptions)
-    assert made.extra_packages == [str(tmp_path / "feedline-0.1.0-py3-none-any.whl")]
-    setup = tmp_path / "setup.py"
-    setup.write_text("")
-    given = PipelineOptions(options(setup_file=str(setup)).arguments(str(tmp_path))).view_as(SetupOptions)
-    assert given.setup_file == str(setup)
-    assert not given.extra_packages
 
 
 @pytest.mark.parametrize(("name", "count"), [("n2d-highmem-16", 16), ("e2-custom-4-8192", 4)])
@@ -286,16 +261,23 @@ def test_a_bill_adds_up():
     assert found.lines["cost"] == "1 at 0.05 a vCPU hour, without requests and storage"
 
 
-def test_there_are_no_more_workers_than_work_for_them():
-    assert (
-        cost_estimate.estimate_dataflow_resources(work(buckets=3, shards={"train": 9}), POOL, 0).values["workers"] == 1
-    )
-    assert (
-        cost_estimate.estimate_dataflow_resources(work(buckets=9, shards={"train": 9}), POOL, 0).values["workers"] == 3
-    )
+def test_each_job_is_estimated_with_the_workers_that_it_begins_with():
+    found = options().estimate_resources(work(buckets=3, shards={"train": 9}))
+    assert found.lines["workers"].startswith("1 to examine and 3 to write, at most 10: ")
+    assert found.values["worker_hours"] == pytest.approx((7000 / 0.7 / 4 + 4 * 300) / 3600, rel=0.01)
+    examining = 0.9 * (7000 - 2600) + 1300  # most of the computing, and half of 2,600 s of reading
+    seconds = (examining + (7000 - examining) / 3) / 0.7 / 4 + 600
+    assert found.values["seconds"] == pytest.approx(seconds, rel=0.01)
 
 
-def test_money_is_stated_only_where_there_is_a_price():
-    free = options().estimate_resources(work())
-    assert ("cost" in free.values, free.lines["cost"]) == (False, "")
-    assert options(vcpu_hour_price=0.06).estimate_resources(work()).values["cost"] > 0
+@pytest.mark.parametrize(("images", "most"), [(100_000, 10), (1_000_000, 10), (10_000_000, 50)])
+def test_the_table_of_the_page_is_what_a_dry_run_says(images, most):
+    of_images = {"images": images, "rejects": 0, "bytes": 56_000 * images}
+    place = SimpleNamespace(uri="gs://bucket/photos/a.jpg", base="gs://bucket/photos")
+    listing = Listing(**of_images, sized=images, hidden=0, hidden_names=(), candidates=(place,))
+    sample = Sample(images=48, rejected=0, bytes=56_000, stored=56_000, megapixels=cost_estimate.SMALL_MEGAPIXELS)
+    ingested = IngestOptions(source=place.base, out="gs://bucket/dataset")
+    lines = options(max_num_workers=most).estimate_resources(_work(ingested, listing, sample, place)).lines
+    workers, time, paid, reads = (lines[name].split() for name in ("workers", "time", "paid", "requests"))
+    row = (f"{images:,}", str(most), f"{workers[0]}, {workers[4]}", f"{time[0]} min", paid[4], reads[0])
+    assert f"| {' | '.join(row)} |" in text_of("dataflow")

@@ -12,13 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
-from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
+from apache_beam.runners.dataflow.dataflow_runner import (
+    DataflowPipelineResult,
+    DataflowRunner,
+    DataflowRuntimeException,
+)
 from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.runners.runner import PipelineRunner
 
 from beam_jobs.common.system import Progress, no_watch
 from beam_jobs.errors import FeedlineError
-from beam_jobs.runners import beam_job
+from beam_jobs.runners import beam_job, dataflow_jobs
 from beam_jobs.runners.beam_job import run_job
 from beam_jobs.runners.dataflow_jobs import _Job
 from tests.engines.dataflow_service import answer
@@ -143,10 +147,30 @@ def test_a_job_goes_on_while_its_service_gives_no_answer(serving, status):
 
 def test_a_job_that_failed_meanwhile_has_failed(serving):
     service = serving(503, "JOB_STATE_FAILED")
-    failed = pytest.raises(FeedlineError, match="^a job on Dataflow failed: .*; its logs are at https://")
+    failed = pytest.raises(FeedlineError, match="^a job on Dataflow failed: no reason given; its logs are at")
     with at_the_second_line(lambda: setattr(service, "status", 200)), failed:
         follow(service)
     assert not service.cancelled, "it has ended"
+
+
+PASSED = "\npassed through:\n==>\n    dist_proc/dax/workflow/worker/fnapi_service_impl.cc:1287\n"
+FAILED = "Workflow failed. Causes: S01 failed., A work item has failed 4 times. It was attempted on these workers: "
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"KeyError: 1\n\nTraceback (...):\nOSError: full [while running 'Examine-42']{PASSED}", "OSError: full"),
+        (f"Traceback (...):\n  File x\nMemoryError{PASSED}", "MemoryError"),
+        (f"ValueError: two\nlines [while running 'Examine-ptransform-42']\n{PASSED}", "ValueError: two"),
+        (f"beam_jobs.errors.SourceError: photos is gone{PASSED}", "photos is gone"),
+        (f"{FAILED}\n\n  w1\n    Root cause: The worker lost contact,\n", "Root cause: The worker lost contact"),
+    ],
+)
+def test_the_line_of_a_failed_worker_is_that_of_its_exception(text, cause):
+    with pytest.raises(FeedlineError) as caught, dataflow_jobs._explain_errors("https://place"):
+        raise DataflowRuntimeException(f"Dataflow pipeline failed. State: FAILED, Error:\n{text}", None)
+    assert str(caught.value).startswith(f"a job on Dataflow failed: {cause}; its logs are at https://place; ")
 
 
 def test_the_user_cancels_a_job_whose_service_gives_no_answer(serving):

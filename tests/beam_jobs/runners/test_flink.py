@@ -10,17 +10,12 @@ import pytest
 
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from beam_jobs.runners import flink_job_server
-from beam_jobs.runners.flink import WORKER, ClusterOverview, Options, worker_path
+from beam_jobs.runners.flink import WORKER, Options, worker_path
 from pipeline.cli.ingest import parse_engine
 from tests.beam_jobs.web_server import body
 from tests.engines.flink_parts import program
 
 JAR = bytes(range(256)) * 64
-
-
-def test_settings_come_from_the_command_line():
-    options = parse_engine("flink", ["parallelism=4", "flink_master=flink.example:8081", "java_memory=512m"])
-    assert options == Options(parallelism=4, flink_master="flink.example:8081", java_memory="512m")
 
 
 def test_a_version_may_look_like_a_number():
@@ -49,17 +44,6 @@ def test_a_wrong_setting_is_named(setting, problem):
 def test_workers_are_started_in_one_way():
     with pytest.raises(OptionError, match="worker_pool and worker_command are both given"):
         Options(worker_pool="localhost:50000", worker_command="/bin/true")
-
-
-def test_the_settings_reach_beam():
-    options = Options(flink_master="there:1", worker_command="/opt/feedline-worker")
-    cluster = ClusterOverview(version="1.19.3", slots=7, task_managers=2)
-    said = options.beam_arguments("/opt/feedline-worker", cluster)
-    assert "--flink_master=there:1" in said
-    assert "--environment_type=PROCESS" in said
-    assert '--environment_config={"command": "/opt/feedline-worker"}' in said
-    pool = Options(worker_pool="localhost:50000").beam_arguments("", cluster)
-    assert {"--environment_type=EXTERNAL", "--environment_config=localhost:50000"} <= set(pool)
 
 
 def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):

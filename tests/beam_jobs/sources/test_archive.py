@@ -1,21 +1,25 @@
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import tarfile
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
+from beam_jobs import ingest
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.sources import containers
 from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Slice
+from beam_jobs.stages.dry_run import estimate
 from tests.beam_jobs.entries import contents, found_in, hidden_in
 from tests.beam_jobs.make_archives import FOLDERS, add, make_tar, make_zip
-from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
 
@@ -66,7 +70,7 @@ def test_directories_and_what_file_managers_leave_are_passed_over(archive):
     files = {"./cat//a.jpg": jpeg(1), "__MACOSX/cat/._a.jpg": b"x", "cat/.DS_Store": b"x", "cat/._a.jpg": b"x"}
     source = archive({**files, "cat/Thumbs.db": b"x", ".git/x.jpg": b"x", "__MACOSX/cat/._b.jpg": b"x"})
     assert found_in(source) == [("cat/a.jpg", "cat")]
-    hidden = ["__MACOSX/", "cat/.DS_Store", "cat/._a.jpg", "cat/Thumbs.db", ".git/"]
+    hidden = ["__MACOSX/", ".git/", "cat/.DS_Store", "cat/._a.jpg", "cat/Thumbs.db"]
     assert hidden_in(source) == (5, hidden)
 
 
@@ -113,12 +117,12 @@ SHARDS = {
 }
 
 
-@pytest.fixture(params=["local", "remote"])
-def shards(request, tmp_path) -> str:
+@pytest.fixture
+def shards(place, tmp_path) -> str:
     """Writes the archives of `SHARDS` into a directory and returns its path."""
     for name, files in SHARDS.items():
         make_tar(tmp_path / "shards" / name, files)
-    return f"{tmp_path}/shards" if request.param == "local" else f"{SCHEME}://{tmp_path}/shards"
+    return f"{place}/shards"
 
 
 @pytest.mark.parametrize(
@@ -204,17 +208,25 @@ def test_compressed_archives_are_read_through_a_plain_copy(tmp_path, name, mode)
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
 
-def test_much_that_every_worker_would_unpack_is_refused_on_a_cluster(tmp_path, monkeypatch):
+def ingest_on_workers(options: IngestOptions) -> None:
+    pipelines = functools.partial(local_pipeline)
+    pipelines.engine, pipelines.attach = "flink", lambda address: None
+    ingest.run(options, pipelines)
+
+
+@pytest.mark.parametrize("enter", [ingest_on_workers, lambda options: estimate(options, SimpleNamespace(name="flink"))])
+def test_much_that_every_worker_would_unpack_is_refused_on_a_cluster(tmp_path, monkeypatch, enter):
     for name, mode in (("a.tar.gz", "w:gz"), ("b.tar.xz", "w:xz"), ("c.tar", "w")):
         make_tar(tmp_path / name, {f"cat/{name}.jpg": jpeg(1)}, mode)
-    options = IngestOptions(source=f"{tmp_path}/*.tar*", source_kind="tar", out=str(tmp_path / "out"))
+    out, splits = str(tmp_path / "out"), {"train": 1}
+    options = IngestOptions(source=f"{tmp_path}/*.tar*", source_kind="tar", out=out, splits=splits)
     compressed = sum((tmp_path / name).stat().st_size for name in ("a.tar.gz", "b.tar.xz"))
-    monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed)
-    assert open_source(options, on_cluster=lambda: True)
     monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed - 1)
     with pytest.raises(OptionError, match=r"b\.tar\.xz is compressed, and with it .* decompress them first"):
-        open_source(options, on_cluster=lambda: True)
+        enter(options)
     assert open_source(options)
+    monkeypatch.setattr(containers, "MAX_COMPRESSED_BYTES", compressed)
+    enter(options)
 
 
 def test_compressed_and_plain_archives_may_stand_side_by_side(tmp_path):

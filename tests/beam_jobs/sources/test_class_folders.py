@@ -36,13 +36,15 @@ def test_the_first_folder_is_the_class_and_the_relative_path_the_key(tmp_path):
 def test_what_file_managers_leave_is_passed_over(tmp_path):
     make(tmp_path, "cat/a.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/desktop.ini", "__MACOSX/x.jpg", ".git/x", ".x")
     assert found_in(tmp_path) == [("cat/a.jpg", "cat")]
-    hidden = [".git/", ".x", "__MACOSX/", "cat/.DS_Store", "cat/Thumbs.db"]
+    hidden = [".git/", "__MACOSX/", ".x", "cat/.DS_Store", "cat/Thumbs.db"]
     assert hidden_in(ClassFolders(str(tmp_path))) == (6, hidden)
 
 
-def test_a_hidden_class_folder_is_counted_once_and_other_names_are_shown_before_its_like(tmp_path):
+def test_a_hidden_class_folder_is_counted_once_and_shown_before_files_and_other_names_before_its_like(tmp_path):
     make(tmp_path, "cat/1.jpg", "cat/.DS_Store", "dog/.DS_Store", "dog/.t/1.jpg", ".net/1.jpg", ".net/2.jpg")
-    assert hidden_in(ClassFolders(str(tmp_path))) == (4, [".net/", "cat/.DS_Store", "dog/.t/"])
+    make(tmp_path, *(f"cat/._{number}.jpg" for number in range(6)))
+    hidden = [".net/", "dog/.t/", "cat/.DS_Store", "cat/._0.jpg", "cat/._1.jpg"]
+    assert hidden_in(ClassFolders(str(tmp_path))) == (10, hidden)
 
 
 def test_names_that_only_begin_like_litter_are_images(tmp_path):
@@ -95,14 +97,11 @@ def test_a_link_to_itself_beside_the_class_folders_is_rejected(tmp_path):
 
 def test_a_directory_that_is_gone_by_the_time_it_is_listed_stops_everything(tmp_path, monkeypatch):
     make(tmp_path, "cat/a.jpg")
-    monkeypatch.setattr(class_folders, "check_enterable", lambda directory, root: _take(directory))
+    monkeypatch.setattr(
+        class_folders, "check_enterable", lambda path, root: path.endswith("cat") and shutil.rmtree(path)
+    )
     with pytest.raises(SourceError, match="cannot be read: No such file or directory$"):
         found_in(tmp_path)
-
-
-def _take(directory: str) -> None:
-    if directory.endswith("cat"):
-        shutil.rmtree(directory)
 
 
 def test_the_root_itself_may_be_a_link(tmp_path):

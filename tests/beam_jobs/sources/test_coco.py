@@ -16,11 +16,12 @@ from pycocotools import mask as coco_mask
 from beam_jobs.errors import DiskError, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject
-from beam_jobs.sources.coco import CocoSource
+from beam_jobs.sources.coco import CocoSource, _candidate_folders
 from beam_jobs.sources.coco_json import _Values
 from beam_jobs.sources.factory import open_source
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
 
 HEIGHT, WIDTH = 60, 80
 BLOB = np.zeros((HEIGHT, WIDTH), np.uint8)
@@ -164,8 +165,6 @@ def test_a_json_without_its_images_is_refused_with_where_they_were_looked_for(co
 
 
 def test_a_json_and_its_images_may_lie_in_an_object_store(coco, tmp_path):
-    from tests.beam_jobs.object_store import SCHEME
-
     local = coco(document(annotations=[annotation()]))
     source = CocoSource(f"{SCHEME}://{local.path}", TableColumns())
     source.check()
@@ -174,8 +173,6 @@ def test_a_json_and_its_images_may_lie_in_an_object_store(coco, tmp_path):
 
 
 def test_a_bucket_lies_in_nothing():
-    from beam_jobs.sources.coco import _candidate_folders
-
     assert all(
         folder == "gs://bucket" or folder.startswith("gs://bucket/")
         for folder in _candidate_folders("gs://bucket/a.json")

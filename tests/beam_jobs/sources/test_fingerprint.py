@@ -23,19 +23,19 @@ from beam_jobs.options import ImageLimits, TableColumns
 from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
 from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs import gcs_server, kill, s3_server
+from tests.beam_jobs.entries import make
+from tests.beam_jobs.make_archives import add, make_tar
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.web_server import HERE, Page, serving, status
 from tests.make_images import jpeg
 
+NAMES = ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")
+
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    for name in ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg"):
-        path = tmp_path / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-    return tmp_path / "source"
+    return make(tmp_path / "source", *NAMES)
 
 
 def fingerprint(source: Path, **fields) -> str:
@@ -161,12 +161,8 @@ def test_an_image_and_its_mask_are_told_apart(source, masked):
 
 
 def pack(path: Path, data: bytes, comment: str = "") -> Path:
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": comment}) as archive:
-        for name, content in (("a.jpg", data), ("a.cls", b"7")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+    files = {"a.jpg": data, "a.cls": b"7"}
+    return make_tar(path, files, format=tarfile.PAX_FORMAT, pax_headers={"comment": comment})
 
 
 def test_where_an_image_lies_in_an_archive_changes_nothing(tmp_path):
@@ -258,7 +254,7 @@ def test_what_changed_is_read_again_and_nothing_else(source, index, change, read
 
 def test_a_file_is_read_again_that_may_have_changed_within_a_tick_of_the_clock(source, tmp_path):
     for _ in range(2):
-        assert read_with(str(tmp_path / "index"), source)[1] == ["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"]
+        assert read_with(str(tmp_path / "index"), source)[1] == [*NAMES]
 
 
 def test_images_of_an_archive_are_known_by_the_archive(tmp_path, index):
@@ -276,24 +272,24 @@ def test_what_is_gone_is_forgotten(source, index):
     assert paths == [(str(source / name).encode(),) for name in ("cat/b.jpg", "dog/c.jpg")]
 
 
-@pytest.mark.parametrize("part", [slice(0, 20), slice(4096, 4300)], ids=["header", "rows"])
-def test_a_damaged_index_is_made_again(source, index, part):
-    data = bytearray(Path(index).read_bytes())
-    data[part] = bytes(part.stop - part.start)
-    Path(index).write_bytes(data)
-    everything = (fingerprint(source), ["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"])
-    assert read_with(index, source) == everything
-    assert not Path(index).exists()
-    assert read_with(index, source) == everything
-    assert read_with(index, source) == (fingerprint(source), [])
-
-
-def test_an_index_of_another_release_is_made_again(source, index):
-    Path(index).unlink()
+def of_another_release(index: Path) -> None:
+    index.unlink()
     with contextlib.closing(sqlite3.connect(index)) as database:
         database.execute("CREATE TABLE files (path TEXT)")
-    for read in (["cat/a.jpg", "cat/b.jpg", "dog/c.jpg"],) * 2 + ([],):
-        assert read_with(index, source) == (fingerprint(source), read)
+
+
+@pytest.mark.parametrize("part", [slice(0, 20), slice(4096, 4300), None], ids=["header", "rows", "another release"])
+def test_a_damaged_index_and_one_of_another_release_are_made_again(source, index, part):
+    if part:
+        data = bytearray(Path(index).read_bytes())
+        data[part] = bytes(part.stop - part.start)
+        Path(index).write_bytes(data)
+    else:
+        of_another_release(Path(index))
+    assert read_with(index, source) == (fingerprint(source), [*NAMES])
+    assert not Path(index).exists()
+    assert read_with(index, source) == (fingerprint(source), [*NAMES])
+    assert read_with(index, source) == (fingerprint(source), [])
 
 
 def test_the_part_of_a_file_that_is_too_large_is_not_taken_for_the_file(source, index):
@@ -305,9 +301,6 @@ def test_the_part_of_a_file_that_is_too_large_is_not_taken_for_the_file(source, 
 
 def test_an_index_that_cannot_be_written_is_done_without(source):
     assert read_with("/proc/nowhere/index", source)[0] == fingerprint(source)
-
-
-NAMES = ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")
 
 
 @contextlib.contextmanager
@@ -337,9 +330,7 @@ def put_archive(put: Callable, contents: dict[str, bytes]) -> str:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, data in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+            add(archive, name, data)
     put("photos.tar", stream.getvalue())
     return "photos.tar"
 

@@ -124,22 +124,18 @@ def test_links_may_not_leave_the_base(tmp_path):
         found_by(f"{tmp_path}/top/*/*.jpg")
 
 
-@pytest.fixture
-def short_stack():
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(300)
-    yield
-    sys.setrecursionlimit(limit)
-
-
-@pytest.mark.usefixtures("short_stack")
 def test_a_tree_may_be_deeper_than_functions_can_call_one_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(400):
         os.mkdir("d")
         os.chdir("d")
     Path("x").touch()
-    assert found_by(f"{tmp_path}/**/x") == [("d/" * 400 + "x", "d")]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    try:
+        assert found_by(f"{tmp_path}/**/x") == [("d/" * 400 + "x", "d")]
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @pytest.mark.parametrize(

@@ -71,17 +71,12 @@ def test_hidden_names_of_a_store_are_counted_and_its_folders_once(store):
     assert (count, sorted(names)) == (3, [".net/", "cat/.t/", "cat/.x.png"])
 
 
-@pytest.mark.parametrize("key", ["cat//a.jpg", "/etc/passwd", "http://host/a.jpg"])
+@pytest.mark.parametrize("key", ["cat//a.jpg", "/etc/passwd", "http://host/a.jpg", "cat/../../x"])
 def test_a_name_that_leads_elsewhere_is_rejected(bucket, key):
     s3_server.put(bucket, f"d/{key}", b"x")
     put(bucket, "d/dog/b.jpg")
     assert found_in(ClassFolders(f"{bucket}/d")) == sorted([(key, "! outside_root"), ("dog/b.jpg", "dog")])
     assert found_in(GlobSource(f"{bucket}/d/*/b.jpg", TableColumns())) == [("dog/b.jpg", "dog")]
-
-
-def test_a_name_that_leads_up_is_rejected(bucket):
-    s3_server.put(bucket, "d/cat/../../x", b"x")
-    assert [reason for _, reason in found_in(ClassFolders(f"{bucket}/d"))] == ["! outside_root"]
 
 
 @pytest.mark.parametrize(

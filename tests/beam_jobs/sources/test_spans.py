@@ -142,17 +142,13 @@ def test_links_to_directories_count_and_dangling_ones_below_do_not(tmp_path):
     [
         ("", r"absent/{SPAN} matches nothing; there is no directory .*absent$"),
         (f"{SCHEME}://", "absent holds nothing$"),
+        ("ftp://host", "cannot be listed: .*not a supported filesystem"),
     ],
-    ids=["local", "remote"],
+    ids=["local", "remote", "unknown"],
 )
-def test_a_directory_that_is_not_there_is_named(tmp_path, scheme, message):
-    with pytest.raises(SourceError, match=message):
+def test_a_directory_that_is_not_there_is_named_in_one_line(tmp_path, scheme, message):
+    with pytest.raises(SourceError, match=message) as caught:
         spans.resolve(f"{scheme}{tmp_path}/absent/{{SPAN}}")
-
-
-def test_what_cannot_be_listed_is_said_in_one_line():
-    with pytest.raises(SourceError, match="cannot be listed: .*not a supported filesystem") as caught:
-        spans.resolve("ftp://host/{SPAN}")
     assert "\n" not in str(caught.value)
 
 

@@ -17,6 +17,7 @@ from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.sources.table import CsvTable, JsonlTable
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
 
 
 @pytest.fixture
@@ -201,8 +202,6 @@ def test_what_lies_elsewhere_is_not_looked_at(table, uri):
 
 
 def test_a_table_may_lie_in_an_object_store(table, tmp_path):
-    from tests.beam_jobs.object_store import SCHEME
-
     local = table("\ufeffimage,label\n1.jpg,grün\nhttp://host/a.jpg,cat\n")
     source = CsvTable(f"{SCHEME}://{local.path}", TableColumns())
     source.check()
@@ -214,8 +213,6 @@ def test_a_table_may_lie_in_an_object_store(table, tmp_path):
 
 
 def test_a_table_that_an_object_store_does_not_have_is_refused():
-    from tests.beam_jobs.object_store import SCHEME
-
     with pytest.raises(SourceError, match="cannot be read as a CSV table"):
         CsvTable(f"{SCHEME}:///nowhere/table.csv", TableColumns()).check()
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.table import JsonlTable, ParquetTable
+from beam_jobs.stages import reject_table
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
@@ -115,9 +115,7 @@ def test_a_cell_that_cannot_be_used_rejects_its_row_alone(write, row, reason, de
     assert (reject.stage, reject.reason) == ("scan", reason)
     assert re.search(detail, reject.detail)
     assert ref.key == "2"
-    schemas.write(
-        str(path.parent / "rejects.parquet"), [schemas.reject_row(reject)], schemas.REJECTS
-    )  # all of it is text
+    reject_table.from_rejects([reject])  # all of it is text
 
 
 def test_what_no_record_can_hold_in_an_extra_column_is_refused(write):

@@ -6,7 +6,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.stages.scan import Scan, scan
 from beam_jobs.types import Annotations
-from tests.beam_jobs.make_rows import make_ref
+from tests.beam_jobs.make_rows import make_ref, parse_ref
 
 SPLITS = {"train": 0.9, "eval": 0.1}
 REFS = [make_ref(f"a/{number}.jpg", bytes=10 + number) for number in range(7)]
@@ -19,7 +19,7 @@ def names_of(tmp_path, refs=REFS, salt="salt") -> list[str]:
 
 def test_references_are_cut_into_buckets_in_order(tmp_path):
     found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
-    stored = [[schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
+    stored = [[parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
     assert (found.found, found.bytes, found.reject_files, found.reject_count) == (7, 7 * 10 + 21, (), 0)
     assert [bucket.path for bucket in found.buckets] == [
@@ -63,7 +63,7 @@ def test_the_same_source_and_salt_give_the_same_names_and_another_salt_gives_oth
 def test_the_references_of_an_earlier_scan_stay_for_workers_that_still_read_them(tmp_path):
     (bucket,) = scan(REFS, str(tmp_path), 10, SPLITS, "").buckets
     scan([make_ref("other")], str(tmp_path), 10, SPLITS, "")
-    assert [schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] == REFS
+    assert [parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] == REFS
 
 
 def test_a_changed_file_renames_its_bucket_alone(tmp_path):

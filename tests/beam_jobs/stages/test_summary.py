@@ -9,12 +9,12 @@ import pytest
 from beam_jobs.dataset import schemas
 from beam_jobs.stages.summary import Summary
 from beam_jobs.types import Annotations
-from tests.beam_jobs.make_rows import make_facts, make_ref
+from tests.beam_jobs.make_rows import examined_row, make_facts, make_ref
 
 
 def planned(key: str, labels=(), extra=None, **facts) -> dict:
     annotations = Annotations(labels=labels, weight=0.5) if labels else None
-    row = schemas.examined_row(make_ref(key, annotations=annotations, extra=extra or {}), make_facts(key, **facts))
+    row = examined_row(make_ref(key, annotations=annotations, extra=extra or {}), make_facts(key, **facts))
     return {**{name: row.get(name) for name in schemas.PLANNED.names}, "cluster": "", "near": "", "label_index": 0}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from beam_jobs import storage
@@ -247,7 +248,7 @@ def prepare(tmp_path):
             {**row, "cluster": "", "near": "", "label_index": LABELS.index(row["label"]) if row["label"] else -1}
             for row in schemas.read(facts_path(reader.work, bucket)).to_pylist()
         ]
-        schemas.write(str(tmp_path / "plan.parquet"), rows, schemas.PLANNED)
+        schemas.write(str(tmp_path / "plan.parquet"), pa.Table.from_pylist(rows, schemas.PLANNED))
         planned = PlannedShard(path=str(tmp_path / "plan.parquet"), row_group=0, images=len(rows), digest="d")
         shard = ShardTask(split="all", index=0, count=1, rows=planned, digest="d")
         values = {"reader": reader, "out": str(tmp_path / "out"), "labels": LABELS, "pixels": pixels}

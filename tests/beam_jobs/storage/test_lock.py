@@ -167,6 +167,7 @@ def test_the_lock_of_another_machine_is_taken_over_when_its_lease_is_not_renewed
         with pytest.raises(Locked, match=f"^process {process} on host [^;]*$"), locked(path, lines.append):
             pass
         os.kill(process, signal.SIGSTOP)
+        os.waitpid(process, os.WUNTRACED)  # a renewal under way ends before
         with locked(path):
             assert len(os.listdir(tmp_path)) == 2, "the lock and the lease of its new owner alone"
     assert len(lines) == 1

@@ -309,10 +309,8 @@ def test_without_hard_links_a_file_is_created_all_the_same(tmp_path, before):
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("place", ["local", "remote"])
 def test_a_file_that_is_longer_than_allowed_is_not_read_to_its_end(tmp_path, place):
     (tmp_path / "x").write_bytes(b"12345")
-    path = f"{tmp_path}/x" if place == "local" else f"{SCHEME}://{tmp_path}/x"
-    assert storage.read_at_most(path, 5) == b"12345"
+    assert storage.read_at_most(f"{place}/x", 5) == b"12345"
     with pytest.raises(ValueError, match="it has more than 4 bytes"):
-        storage.read_at_most(path, 4)
+        storage.read_at_most(f"{place}/x", 4)

@@ -12,6 +12,7 @@ from tfx.types import standard_artifacts
 
 from beam_jobs import storage
 from components.blessed_model import PusherExecutor, publish_model, push_model
+from tests.components.conftest import artifact
 from trainer.training.checkpoint import DIVERGED_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,12 +39,9 @@ def content(directory: Path) -> dict[str, str]:
 
 
 def execute(model: Path, base: Path, out: Path, blessed: int) -> standard_artifacts.PushedModel:
-    trained, blessing, pushed = (
-        standard_artifacts.Model(),
-        standard_artifacts.ModelBlessing(),
-        standard_artifacts.PushedModel(),
-    )
-    trained.uri, blessing.uri, pushed.uri = str(model.parent), str(out / "blessing"), str(out / "pushed")
+    trained = artifact(standard_artifacts.Model, model.parent)
+    blessing = artifact(standard_artifacts.ModelBlessing, out / "blessing")
+    pushed = artifact(standard_artifacts.PushedModel, out / "pushed")
     trained.set_string_custom_property("tfx_version", "1.16.0")
     blessing.set_int_custom_property("blessed", blessed)
     destination = pusher_pb2.PushDestination(filesystem={"base_directory": str(base)})

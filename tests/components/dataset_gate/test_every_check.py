@@ -111,7 +111,7 @@ TABLE = [
         LOOSE,
         "lost class",
         (
-            *("missing classes", "train", "image/class/text", "without an image of c"),
+            *("missing classes", "all splits", "image/class/text", "without an image of c"),
             "an image of every class of the labels",
         ),
     ),

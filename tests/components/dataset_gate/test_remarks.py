@@ -44,14 +44,16 @@ def test_similar_images_in_two_classes_and_in_two_splits(tmp_path):
     assert remarks(tmp_path / "unsearched", rows, near_duplicates="off") == []
 
 
-def test_a_large_set_of_similar_images_is_one_remark(tmp_path):
-    variants = (
-        Row(f"v{quality}.jpg", photograph(0, quality=quality), "ab"[quality % 2], ("train", "eval")[quality % 2])
-        for quality in range(80, 92)
+def test_each_large_set_of_similar_images_is_one_remark_with_its_splits_and_classes(tmp_path):
+    rows = more(
+        *(Row(f"s{n}.jpg", photograph(300, quality=n), "a", ("train", "eval")[n % 2]) for n in range(80, 91)),
+        *(Row(f"v{n}.jpg", photograph(301, quality=n), "ab"[n % 2], "train") for n in range(80, 92)),
     )
-    [(check, value)] = remarks(tmp_path, more(*variants))
-    assert check == "ingest"
-    assert value.startswith("one set of near duplicates holds 12 images: ")
+    values = (
+        "one set of 12 similar images (such as v80.jpg and v91.jpg); splits: train; classes: a, b",
+        "one set of 11 similar images (such as s80.jpg and s90.jpg); splits: eval, train; classes: a",
+    )
+    assert remarks(tmp_path, rows) == [("near duplicates", value) for value in values]
 
 
 def test_a_small_class_and_an_imbalance(tmp_path):

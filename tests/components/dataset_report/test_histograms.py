@@ -60,6 +60,19 @@ def test_a_wide_range_counts_in_factors():
     assert counts_of(chart, "train") == [1, 1, 1, 1]
 
 
+def test_a_long_tail_beside_a_zero_is_cut_off_and_counted():
+    usual = np.arange(990.0)
+    chart = histogram("x", {"train": np.array([*usual, *[1e6] * 9]), "eval": usual[:500]})
+    assert (chart.ticks[0], chart.ticks[2], chart.is_log) == ("0", "989", False)
+    assert chart.note == "9 values beyond the axis, in its outer bins"
+    assert (sum(counts_of(chart, "train")), counts_of(chart, "train")[-1]) == (999, 42 + 9)
+    assert chart.lines[0].high == "1,000,000"
+    chart = histogram("x", {"train": np.array([-1e6, *usual])})
+    assert (chart.ticks[0], chart.ticks[2], chart.note[:8]) == ("8", "989", "9 values")  # a hundredth of them
+    assert counts_of(chart, "train")[0] == 9 + 41
+    assert histogram("x", {"train": np.array([0.0, 1.0, 1e6])}).note == ""  # too few to call any of them a tail
+
+
 def test_a_range_that_is_known_is_kept():
     chart = histogram("x", {"train": np.array([3.0, 250.0])}, (0, 255))
     assert (chart.ticks[0], chart.ticks[2], chart.is_log) == ("0", "255", False)

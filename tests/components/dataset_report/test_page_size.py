@@ -48,11 +48,8 @@ def enlarged(tmp_path_factory):
     ]
     image_table.write(made, pa.Table.from_pylist(enlarged, schemas.IMAGES))
     reject = {"uri": "x", "stage": "examine", "bytes": 5, "detail": HEAVY}
-    schemas.write(
-        str(made / "rejects.parquet"),
-        [{**reject, "key": f"{index}{HEAVY}", "reason": f"reason{index % 22}"} for index in range(REJECTS)],
-        schemas.REJECTS,
-    )
+    rejects = [{**reject, "key": f"{index}{HEAVY}", "reason": f"reason{index % 22}"} for index in range(REJECTS)]
+    schemas.write(str(made / "rejects.parquet"), pa.Table.from_pylist(rejects, schemas.REJECTS))
     splits = {
         name: replace(info, classes=dict.fromkeys(labels, IMAGES // CLASSES // 2))
         for name, info in dataset.splits.items()

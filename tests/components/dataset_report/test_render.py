@@ -83,7 +83,11 @@ def test_the_card_has_the_description_with_its_lines(tmp_path):
 
 @pytest.mark.parametrize(("share", "is_bad"), [(0.5, False), (0.8, True), (None, False)])
 def test_the_accuracy_stands_beside_that_of_the_largest_class(dataset, share, is_bad):
-    text = render(str(dataset), Evaluation(overall=HALF, classes={}, slices={}, largest_class_share=share))
+    largest = {"camera": {"a": share}} if share else {}
+    slices = {"camera": {"a": HALF}}
+    evaluation = Evaluation(overall=HALF, classes={}, slices=slices, slice_largest=largest, largest_class_share=share)
+    text = render(str(dataset), evaluation)
+    assert (f'data-value="{share}">{share or 0:.1%}'.replace("%", " %") in text) == bool(share)
     beside = f"; largest class {share:.1%}".replace("%", " %") if share else ""
     assert f"<div{' class=bad' if is_bad else ''}><dt>accuracy{beside}</dt><dd>81.2 %</dd></div>" in text
     assert ("with <code>evaluate.above_largest_class</code>, the interval must begin above it" in text) == bool(share)
@@ -179,7 +183,7 @@ def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     assert "Setting Result imbalance 4 : 1 none gate.max_imbalance not checked" in words
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
     assert "L-infinity 0.300 not checked" in words
-    assert "Small splits differ by chance: the limit of skew and drift is that of the setting, and what" in words
+    assert "the limit of skew and drift is the setting plus what two random samples of these sizes differ by." in words
 
 
 def test_the_training_is_drawn_with_the_epoch_that_was_exported(dataset):
@@ -223,6 +227,8 @@ def test_remarks_make_a_verdict_amber_and_stand_below_findings(dataset):
     page = Page(render(str(dataset), verdict={**VERDICT, "findings": [], "remarks": remarks}))
     (gate,) = [attributes for tag, attributes in page.tags if attributes.get("id") == "gate"]
     assert gate["class"] == "remarked"
+    classes = [attributes.get("class") for _, attributes in page.tags]
+    assert ("good" in classes, "warn" in classes) == (False, True)
     words = page.words()
     assert "Passed with 2 remarks" in words
     assert "imbalance : 11 : 1 add images ingest : mind" in words
@@ -238,9 +244,10 @@ def test_remarks_make_a_verdict_amber_and_stand_below_findings(dataset):
     ],
 )
 def test_a_verdict_without_findings_says_so(dataset, verdict, said):
-    words = Page(render(str(dataset), verdict=verdict)).words()
-    assert "The gate found no problem" in words
-    assert said in words
+    page = Page(render(str(dataset), verdict=verdict))
+    assert "The gate found no problem" in page.words()
+    assert said in page.words()
+    assert ("div", {"class": "good"}) in page.tags
 
 
 def test_no_path_of_the_machine_is_on_the_page(tmp_path):

@@ -16,21 +16,21 @@ SIGNATURE = "evaluate"
 
 
 class Parrot(tf.Module):
-    """Answers with the first classes of what the records say."""
+    """Answers with some classes of what the records say."""
 
-    def __init__(self, held: int, classes: int) -> None:
+    def __init__(self, held: int, answered: slice) -> None:
         super().__init__()
         self._held = held
-        self._classes = classes
+        self._answered = answered
 
     def evaluate(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
         parsed = tf.io.parse_example(examples, {ANSWER: tf.io.FixedLenFeature([self._held], tf.float32)})
-        return {PROBABILITIES: parsed[ANSWER][:, : self._classes]}
+        return {PROBABILITIES: parsed[ANSWER][:, self._answered]}
 
 
-def write_parrot(path: Path, held: int, classes: int = 0) -> Path:
-    """Saves a model for records that hold answers of `held` classes."""
-    parrot = Parrot(held, classes or held)
+def write_parrot(path: Path, held: int, answered: slice = slice(None)) -> Path:
+    """Saves a model for records that hold answers of `held` classes; it gives all of them or a part."""
+    parrot = Parrot(held, answered)
     function = tf.function(parrot.evaluate, input_signature=[tf.TensorSpec([None], tf.string, "examples")])
     tf.saved_model.save(parrot, str(path), signatures={SIGNATURE: function})
     return path

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_model_analysis as tfma
-from apache_beam.options.pipeline_options import PipelineOptions
 
 from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.results import EvaluateOptions
-from tests.components.conftest import BEAM_ARGS, analyse
+from tests.components.conftest import analyse
 from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
 from trainer.evaluation.intervals import wilson
 
@@ -40,21 +39,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    import tensorflow as tf
-
     root = tmp_path_factory.mktemp("models")
-    write_parrot(root / "candidate", 4, 2)
-    before = tf.Module()
-    before.evaluate = tf.function(
-        lambda examples: {
-            PROBABILITIES: tf.io.parse_example(examples, {"answer": tf.io.FixedLenFeature([4], tf.float32)})["answer"][
-                :, 2:
-            ]
-        },
-        input_signature=[tf.TensorSpec([None], tf.string, "examples")],
-    )
-    tf.saved_model.save(before, str(root / "baseline"), signatures={SIGNATURE: before.evaluate})
-    return {name: root / name for name in ("candidate", "baseline")}
+    answered = {"candidate": slice(2), "baseline": slice(2, None)}
+    return {name: write_parrot(root / name, 4, part) for name, part in answered.items()}
 
 
 def evaluate(options: EvaluateOptions, models: dict[str, Path], dataset: Path, out: Path) -> bool:
@@ -70,13 +57,7 @@ def evaluate(options: EvaluateOptions, models: dict[str, Path], dataset: Path, o
         )
         for spec in config.model_specs
     ]
-    tfma.run_model_analysis(
-        eval_shared_model=shared if len(shared) > 1 else shared[0],
-        eval_config=config,
-        data_location=str(dataset / "Split-eval" / "*"),
-        output_path=str(out),
-        pipeline_options=PipelineOptions(BEAM_ARGS),
-    )
+    analyse(shared if len(shared) > 1 else shared[0], dataset, config, out)
     return tfma.load_validation_result(str(out)).validation_ok
 
 
@@ -103,21 +84,21 @@ def test_a_model_is_blessed_when_it_is_good_enough_and_not_much_worse(
     assert found.calibration["bins"][8]["images"] == 40
 
 
-def evaluated(labels: list[int], answers: np.ndarray, out: Path, weights: list[float] | None = None, **options):
+def evaluated(labels: list[int], answers: np.ndarray, out: Path, weights: list[float] | None = None):
     """Evaluates answers, and returns whether they bless and what was measured."""
     write_answers(out / "data", labels, answers, weights=weights or [])
     model = write_parrot(out / "model", answers.shape[1])
-    config = evaluation_config(EvaluateOptions(**options), SIGNATURE, PROBABILITIES, weights is not None)
+    config = evaluation_config(EvaluateOptions(), SIGNATURE, PROBABILITIES, weights is not None)
     path = analyse(model, out / "data", config, out / "out")
     return tfma.load_validation_result(str(path)).validation_ok, load_evaluation(str(path))
 
 
 # Of 40 images 26 are of class 0. Wilson's lower end is 0.625 at 31 right ones and 0.652 at 32.
-@pytest.mark.parametrize(("right", "options", "refused"), [(32, {}, ()), (31, {}, (CHANCE,))])
-def test_a_model_must_be_better_than_the_largest_class(right, options, refused, tmp_path):
+@pytest.mark.parametrize(("right", "refused"), [(32, ()), (31, (CHANCE,))])
+def test_a_model_must_be_better_than_the_largest_class(right, refused, tmp_path):
     labels = [0] * 26 + [1] * 14
     answers = np.eye(2, dtype=np.float32)[[label if place < right else 1 - label for place, label in enumerate(labels)]]
-    blessed, found = evaluated(labels, answers, tmp_path, **options)
+    blessed, found = evaluated(labels, answers, tmp_path)
     assert (blessed, found.refused) == (not refused, refused)
 
 

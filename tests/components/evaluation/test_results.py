@@ -49,11 +49,8 @@ def test_of_two_classes_the_five_most_likely_say_nothing(evaluation_dir, dataset
     assert (found.top_k, found.baseline, found.slices) == (None, None, {})
     assert found.confusion == {"labels": ["china", "flower"], "counts": [[classes["china"], 0], [classes["flower"], 0]]}
     assert found.precision["china"] == found.overall
-    assert (found.precision["flower"].images, found.precision["flower"].low, found.precision["flower"].high) == (
-        0,
-        0,
-        1,
-    )
+    flower = found.precision["flower"]
+    assert (flower.images, flower.low, flower.high) == (0, 0, 1)
     sure = math.e / (1 + math.e)
     assert found.calibration["ece"] == pytest.approx(abs(sure - found.overall.value), abs=1e-6)
     [filled] = [item for item in found.calibration["bins"] if item["images"]]
@@ -113,7 +110,8 @@ def test_the_calibration_is_that_of_the_most_likely_class(hundred):
 
 def test_every_value_of_a_column_is_measured_apart(hundred):
     place = np.arange(600)
-    found = load_evaluation(hundred.path).slices
+    evaluation = load_evaluation(hundred.path)
+    found = evaluation.slices
     assert {name: list(values) for name, values in found.items()} == {
         "camera": ["north", "süd"],
         "tags": ["day", "rain"],
@@ -126,6 +124,8 @@ def test_every_value_of_a_column_is_measured_apart(hundred):
     ):
         accuracy = found[column][value]
         assert (accuracy.images, accuracy.value) == (inside.sum(), hundred.right[inside].mean())
+        largest = np.bincount(hundred.labels[inside]).max() / inside.sum()
+        assert evaluation.slice_largest[column][value] == pytest.approx(largest)
 
 
 def test_with_intervals_of_tfma_the_numbers_are_the_same(

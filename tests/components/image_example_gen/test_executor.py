@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -7,10 +8,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
+from beam_jobs.common import system
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError, SourceChanged, TooManyRejects
@@ -81,6 +84,23 @@ def test_a_class_without_images_is_a_warning_in_the_log(photos, tmp_path, caplog
     assert any(record.levelno == logging.INFO and "examined" in record.getMessage() for record in caplog.records)
 
 
+def test_a_command_watches_the_stages_of_the_ingest(photos, tmp_path):
+    seen = []
+
+    @contextlib.contextmanager
+    def watch(stage, total, read):
+        first = read()
+        yield
+        seen.append((stage, total.images, first.images, first.note, read().images))
+
+    token = system.watch.set(watch)
+    try:
+        images = manifest.load(do(photos, tmp_path).uri).counts.written
+    finally:
+        system.watch.reset(token)
+    assert seen == [("examining", images, 0, "starting decoders", images), ("writing", images, 0, "starting", images)]
+
+
 def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_path):
     source = Path(shutil.copytree(photos, tmp_path / "source"))
     (source / "china" / "bad.jpg").write_bytes(b"no image")
@@ -92,7 +112,7 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     rows = schemas.read(str(facts)).to_pylist()
     for row in rows:
         row["mean_rgb"] = [1.0, 2.0, 3.0]  # a mark that only taking up the file can carry on
-    checksum = schemas.write(str(facts), rows, schemas.EXAMINED)
+    checksum = schemas.write(str(facts), pa.Table.from_pylist(rows, schemas.EXAMINED))
     (marker,) = (work / "examined").glob("done-*.json")
     values = resume.read_checked(str(marker))
     files = {**values["files"], facts.name: checksum}

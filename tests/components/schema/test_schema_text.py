@@ -4,7 +4,8 @@ import pytest
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.schema.schema_text import Row, changes, difference, domain_text, rows
+from beam_jobs.errors import OptionError
+from components.schema.schema_text import Row, changes, difference, domain_text, read_schema, rows, write_schema
 
 
 def schema_of(*features: str, rest: str = "") -> schema_pb2.Schema:
@@ -111,3 +112,34 @@ def test_of_two_long_sets_what_only_one_has_is_named():
     old = Row(name="a", values=tuple(f"class {index}" for index in range(1000)))
     new = Row(name="a", values=(*old.values[1:], "cat", "dog"))
     assert changes(old, new) == {"values": ("1000 values, with class 0", "1001 values, with cat, dog")}
+
+
+def test_a_schema_survives_its_file_and_people_can_read_it(tmp_path):
+    schema = schema_pb2.Schema()
+    schema.feature.add(name="image/class/text", type=schema_pb2.BYTES, domain="kinds")
+    schema.string_domain.add(name="kinds", value=["Tür", "日本"])
+    write_schema(schema, str(tmp_path / "schema.pbtxt"))
+    assert read_schema(str(tmp_path / "schema.pbtxt")) == schema
+    assert 'value: "Tür"' in (tmp_path / "schema.pbtxt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be used: No such file or directory"),
+        (b"feature {", 'cannot be used: 1:9 : Expected "}"'),
+        (b"\xff", "can't decode"),
+        (b"feature { struct_domain { " * 2_000, "cannot be used: it is nested too deep"),
+        (b"#" * ((16 << 20) + 1), "cannot be used: it has more than 16,777,216 bytes"),
+        (b"# nothing but a remark\n", "names no feature; `feedline schema init DATASET --out FILE` writes one"),
+    ],
+)
+def test_what_is_no_schema_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "schema.pbtxt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OptionError) as caught:
+        read_schema(str(path))
+    assert message in str(caught.value)
+    assert str(caught.value).count(str(path)) == 1
+    assert "\n" not in str(caught.value)

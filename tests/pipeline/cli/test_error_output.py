@@ -32,9 +32,7 @@ def test_names_of_features_are_printed_without_controls(record, capsys):
     assert "image/\\x1b]0;title\\x07\\x0aforged" in shown
     assert "\x1b" not in shown
     assert "\nforged" not in shown
-
-
-def test_json_holds_names_as_they_are_and_prints_no_control(record, capsys):
+    # JSON holds them as they are, and prints no control either.
     assert run(["inspect", record, "--json"]) == 0
     shown = capsys.readouterr().out
     assert f"image/{TITLE}\nforged" in json.loads(shown)["features"]

@@ -130,17 +130,12 @@ print([name for name in {HEAVY} if name in sys.modules])
 # --- colours
 
 
+@pytest.mark.parametrize(("environment", "wanted"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 @pytest.mark.parametrize(
-    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    ("words", "shown", "colour"),
+    [(["ingset"], "there is no command 'ingset'", "\x1b[31m"), (["doctor", "--target", "flink"], "flink:", "\x1b[")],
 )
-def test_errors_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
-    _, said = on_a_terminal("ingset", **environment)
-    assert "there is no command 'ingset'" in said
-    assert ("\x1b[31m" in said) == coloured
-
-
-@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_results_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
-    _, said = on_a_terminal("doctor", "--target", "flink", **environment)
-    assert "flink:" in said
-    assert ("\x1b[" in said) == coloured
+def test_errors_and_results_are_coloured_on_a_terminal_that_wants_it(words, shown, colour, environment, wanted):
+    _, printed = on_a_terminal(*words, **environment)
+    assert shown in printed
+    assert (colour in printed) == wanted

@@ -27,7 +27,7 @@ TOTAL = Progress(1500, 90_000_000)
             Progress(500, 50_000_000, 3),
             TOTAL,
             10.0,
-            "500 of 1,500 images, 50 images/s, 5.0 MB/s, 3 rejected, 0:20 left",
+            "500 of 1,500 images, 0:20 left, 50 images/s, 5.0 MB/s, 3 rejected",
         ),
         (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1.0 images/s, 1.0 MB/s"),  # of an unknown number
     ],
@@ -40,7 +40,7 @@ def test_the_line_of_a_long_stage_has_the_time_of_its_end(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_770_000_000.0)
     line = common.describe_progress(Progress(10), Progress(100_010), 1.0)
     expected = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_770_010_000))
-    assert line == f"10 of 100,010 images, 10 images/s, 2:46:40 left, until {expected}"
+    assert line == f"10 of 100,010 images, 2:46:40 left, until {expected}, 10 images/s"
 
 
 class Asked:
@@ -77,7 +77,7 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
     assert captured.out == ""  # standard output is for the result
     lines = captured.err.splitlines()
     assert len(lines) >= 2
-    pattern = r"examining: 500 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
+    pattern = r"examining: 500 of 1,500 images, \d:\d\d left, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
 
 
@@ -98,7 +98,7 @@ def test_of_stages_within_stages_the_innermost_is_shown(quick, capsys):
 
 def test_the_rate_is_measured_from_the_first_images(capsys):
     line = common.describe_progress(Progress(300, 6_000_000), Progress(500, 9), 2.0, Progress(100, 2_000_000))
-    assert line == "300 of 500 images, 100 images/s, 2.0 MB/s, 0:02 left"
+    assert line == "300 of 500 images, 0:02 left, 100 images/s, 2.0 MB/s"
 
 
 def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):
@@ -118,8 +118,9 @@ def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):
 class Terminal:
     """A terminal in the place of standard error, for a block; `shown` is all that was sent to it so far."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int = 120) -> None:
         self._monkeypatch = monkeypatch
+        self._columns = columns
         self._shown = b""
 
     def __enter__(self) -> Terminal:
@@ -127,7 +128,7 @@ class Terminal:
         self._stream = os.fdopen(inside, "w", encoding="utf-8")
         self._monkeypatch.setattr(sys, "stderr", self._stream)
         self._monkeypatch.setenv("TERM", "xterm")
-        self._monkeypatch.setenv("COLUMNS", "120")
+        self._monkeypatch.setenv("COLUMNS", str(self._columns))
         for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
             self._monkeypatch.delenv(name, raising=False)
         # A terminal takes a few kilobytes; whoever writes more waits until somebody looks.
@@ -152,7 +153,7 @@ class Terminal:
 
 def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
     read = Asked(Progress(750, 50_000_000, 2))
-    pattern = r"examining .*━.*750 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
+    pattern = r"examining .*━.*750 of 1,500 images, \d:\d\d left, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected"
     with Terminal(monkeypatch) as terminal, common.watch_progress("examining", TOTAL, read):
         for _ in range(100):
             read.wait(2)  # asked twice a drawing
@@ -161,6 +162,22 @@ def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
         assert re.search(pattern, terminal.shown())
     assert "\x1b[2K" in terminal.shown()  # wiped: what stays on the screen are the results
     assert drawing_threads() == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (50_000.0, r"12,345 of 50,000 images, \d\d:\d\d:\d\d left, until 20\d\d-\d\d-\d\d \d\d:\d\d"),
+        (100.0, r"12,345 of 50,000 images, 5:\d\d left, 12\d images/s, [\d,.]+ MB/s"),
+    ],
+)
+def test_eighty_columns_have_the_time_that_is_left_and_no_half_of_a_word(monkeypatch, seconds, shown):
+    stage = common._Stage("examining", Progress(50_000), lambda: Progress(12_345, 2 * 10**12, 1_234))
+    stage.started -= seconds
+    monkeypatch.setattr(common, "_Stage", lambda *_: stage)
+    with Terminal(monkeypatch, 80) as terminal, common.watch_progress("examining", Progress(), Progress):
+        pass
+    assert re.search(rf"{shown}\s*\n?\r?\x1b", re.sub(r"\x1b\[[\d;]*m", "", terminal.shown())), terminal.shown()
 
 
 def test_an_ingest_on_a_terminal_shows_a_bar_a_stage_and_its_lines(tmp_path, monkeypatch, capsys):

@@ -34,6 +34,9 @@ def test_a_dataset_without_rejects_and_copies(dataset):
         ("classes", f"{len(dataset.labels)}: {', '.join(dataset.labels)}"),
         ("split all", f"{dataset.counts.written} images, 1 shard, {shard.bytes:,} bytes"),
     ]
+    unsearched = replace(dataset, options={**dataset.options, "near_duplicates": "off"})
+    line = ("near duplicates", "not looked for; --near-duplicates report looks for them")
+    assert set(dataset_lines(unsearched)) - set(dataset_lines(dataset)) == {line}
 
 
 @pytest.mark.parametrize(
@@ -52,22 +55,19 @@ def test_what_became_of_images_is_said(dataset, counts, line, text):
     assert counted(dataset, **counts)[line] == text
 
 
-def test_warnings_of_the_dataset_are_its_last_lines(dataset):
+def test_warnings_of_the_ingest_and_of_the_dataset_are_its_last_lines(dataset):
     (name,) = dataset.splits
     lonely = replace(dataset.splits[name], classes={"sky": 3})
     two = replace(dataset, labels=("sea", "sky"), splits={name: dataset.splits[name], "eval": lonely})
-    assert dataset_lines(two)[-1] == ("warning", "split eval holds no image of 1 class: sea")
+    two = replace(two, remarks=Remarks(warnings=("mind this", "and that")))
+    expected = ["mind this", "and that", "split eval holds no image of 1 class: sea"]
+    assert dataset_lines(two)[-3:] == [("warning", line) for line in expected]
 
 
 def test_classes_are_named_so_that_two_in_one_cell_show(dataset):
     lines = dict(dataset_lines(replace(dataset, labels=("sea", "sky", "sky,sea"))))
     assert lines["classes"] == "3: sea, sky, sky,sea"
     assert "classes" not in dict(dataset_lines(replace(dataset, labels=())))
-
-
-def test_each_warning_of_the_ingest_has_a_line(dataset):
-    lines = dataset_lines(replace(dataset, remarks=Remarks(warnings=("mind this", "and that"))))
-    assert lines[-2:] == [("warning", "mind this"), ("warning", "and that")]
 
 
 def test_hidden_names_have_a_line(dataset):

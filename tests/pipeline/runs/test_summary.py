@@ -70,10 +70,13 @@ def test_text_says_what_a_user_wants_to_know(summary):
             {"blessed": False, "model_dir": "", "refused": ("loss is nan after step 7", "another")},
             "model        not pushed: loss is nan after step 7; another",
         ),
-        ({"findings": ("drift: image/brightness in train: 0.4",)}, "gate         only reports: drift: image"),
         (
-            {"remarks": ("ingest: a warning above", "imbalance: 11.0 : 1; add images")},
-            "gate         passed with 2 remarks: see the report\nremark       imbalance: 11.0 : 1; add images\nschema",
+            {"findings": ("drift: 0.4",), "remarks": ("ingest: an empty folder",)},
+            "gate         only reports: drift: 0.4\ngate         and 1 remark: see the report\nremark       ingest: ",
+        ),
+        (
+            {"remarks": ("ingest: a folder", "imbalance: 11 : 1")},
+            "gate         passed with 2 remarks: see the report\nremark       ingest: a folder\nremark       imba",
         ),
         (
             {"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)},

@@ -80,59 +80,10 @@ def test_switches_and_empty_variables_are_no_settings(config, name, value):
     assert gather(config, {}, (), {name: value}) == gather(config, {}, (), {})
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"FEEDLINE_EPOCHS": "3"}, "^environment FEEDLINE_EPOCHS: .*; did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
-        ({"FEEDLINE_SEED": "3"}, "did you mean FEEDLINE_INGEST__SEED or FEEDLINE_INPUT__SEED\\?$"),
-        ({"FEEDLINE_CHROMIUM": "1"}, "FEEDLINE_CHROMIUM: .* the nearest is FEEDLINE_\\w+ or .*; unset it"),
-        (
-            {"FEEDLINE_TRAIN": "{epoch: 3}"},
-            "environment FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs or step_epochs\\?",
-        ),
-        ({"FEEDLINE_": "1"}, "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
-        ({"FEEDLINE_ROOT": "{"}, "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
-    ],
-)
-def test_a_wrong_variable_is_named_with_the_nearest_setting(config, environ, message):
-    with pytest.raises(OptionError, match=message):
-        gather(config, {}, (), environ)
-
-
-@pytest.mark.parametrize(
-    ("assignments", "message"),
-    [
-        (["epochs"], "--set is 'epochs'; write it as train.epochs=20"),
-        (["train..epochs=3"], "write it as train.epochs=20"),
-        (["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
-        (
-            ["train={epoch: 3}"],
-            "option --set: there is no setting 'train.epoch'; did you mean epochs or step_epochs\\?",
-        ),
-        (["input.balance=uniform", "input.balance.cat=1"], "input.balance is 'uniform' \\(option --set\\); to name"),
-        # Those of a target.
-        (["engine.paralellism=3"], "option --set: there is no setting 'engine.paralellism'; did you mean parallelism"),
-        (["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
-        (["engine=flink"], "^engine is the text 'flink'; .* mapping of .* \\(engine from option --set\\)$"),
-        (["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
-        (
-            ["engine.runner=flink", "engine.project=p"],
-            "'engine.project'; .*, because runner is flink \\(engine.project from",
-        ),
-    ],
-)
-def test_a_wrong_assignment_is_named(config, assignments, message):
-    with pytest.raises(OptionError, match=message):
-        gather(config, {}, assignments, {})
-
-
-def test_a_file_with_an_unknown_key_is_named(config):
+def test_a_wrong_file_is_named(config):
     Path("wrong.yaml").write_text("image_side_px: 96\n")
     with pytest.raises(OptionError, match="file wrong.yaml: .* 'image_side_px'; did you mean input.im"):
         gather("wrong.yaml", {}, (), {})
-
-
-def test_a_key_that_stands_twice_is_named_with_its_line(config):
     Path("twice.yaml").write_text("train: {epochs: 3}\nroot: w\ntrain: {seed: 4}\n")
     with pytest.raises(OptionError, match="twice.yaml is not YAML: the key 'train' is a duplicate.* line 3"):
         gather("twice.yaml", {}, (), {})
@@ -141,19 +92,32 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
 @pytest.mark.parametrize(
     ("environ", "assignments", "message"),
     [
+        ({"FEEDLINE_EPOCHS": "3"}, [], "^environment FEEDLINE_EPOCHS: .*; did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
+        ({"FEEDLINE_SEED": "3"}, [], "did you mean FEEDLINE_INGEST__SEED or FEEDLINE_INPUT__SEED\\?$"),
+        ({"FEEDLINE_CHROMIUM": "1"}, [], "FEEDLINE_CHROMIUM: .* the nearest is FEEDLINE_\\w+ or .*; unset it"),
+        ({"FEEDLINE_TRAIN": "{epoch: 3}"}, [], "FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs or step_epochs"),
+        ({"FEEDLINE_": "1"}, [], "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
+        ({"FEEDLINE_ROOT": "{"}, [], "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
+        ({}, ["epochs"], "--set is 'epochs'; write it as train.epochs=20"),
+        ({}, ["train..epochs=3"], "write it as train.epochs=20"),
+        ({}, ["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
+        ({}, ["train={epoch: 3}"], "option --set: there is no setting 'train.epoch'; did you mean epochs or step_"),
+        ({}, ["input.balance=uniform", "input.balance.cat=1"], "input.balance is 'uniform' \\(option --set\\); to "),
+        # Those of a target.
+        ({}, ["engine.paralellism=3"], "--set: there is no setting 'engine.paralellism'; did you mean parallelism"),
+        ({}, ["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
+        ({}, ["engine=flink"], "^engine is the text 'flink'; .* mapping of .* \\(engine from option --set\\)$"),
+        ({}, ["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
+        ({}, ["engine.runner=flink", "engine.project=p"], "'engine.project'; .*, because runner is flink"),
         # Two sections have a seed.
-        (
-            {"FEEDLINE_INPUT__SEED": "-1"},
-            ["ingest.seed=3"],
-            "^input.seed is -1; .* \\(input.seed from environment FEED",
-        ),
+        ({"FEEDLINE_INPUT__SEED": "-1"}, ["ingest.seed=3"], "^input.seed is -1; .* \\(input.seed from environment "),
         # The message does not name the setting.
         ({}, ["ingest.splits.eval=x"], "^ingest.splits.eval .* \\(ingest.splits from file pipeline.yaml, option --set"),
         ({}, ["dataset=d"], "both images .* \\(ingest from file pipeline.yaml; dataset from option --set\\)$"),
         ({}, ["ingest.out=x"], "^ingest.out is not for a pipeline: .* \\(ingest.out from option --set\\)$"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_named_with_its_key_and_layer(config, environ, assignments, message):
+def test_a_wrong_setting_is_named_with_its_key_and_layer_and_the_nearest(config, environ, assignments, message):
     with pytest.raises(OptionError, match=message):
         gather(config, {}, assignments, environ).build()
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.bench_figures import ablated, figures
 from trainer.bench.meter import Cost
-from trainer.bench.report import as_page, as_text
+from trainer.bench.report import _shares, as_page, as_text
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 VOID = {"meta", "link", "br", "img"}
@@ -73,9 +73,9 @@ def test_json_holds_every_figure_under_the_documented_keys():
     assert values["ablation"][0]["worth"] == pytest.approx(1.3)
 
 
-def test_costs_are_added_up_without_what_comes_behind_the_input_pipeline():
-    given = figures({"small_cnn": (210.0, 9e3)})
-    assert given.stages_cpu_us == 60 + 35 + 20 + 590 + 15 + 30
+def test_the_shares_are_of_the_cpu_time_without_what_comes_behind_the_input_pipeline():
+    bars = _shares(figures({"small_cnn": (210.0, 9e3)}))
+    assert bars[0].length == pytest.approx(100 * 60 / (60 + 35 + 20 + 590 + 15 + 30))
     assert Cost(rate=1000.0, cpu_us=1500.0).cores == 1.5
 
 
@@ -92,9 +92,6 @@ class Outline(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag

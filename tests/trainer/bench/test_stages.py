@@ -32,12 +32,6 @@ def stages_of(path, **values) -> Stages:
 
 
 @pytest.fixture(scope="module")
-def photographs(_dataset):
-    """The dataset of `photos`. Read only."""
-    return _dataset
-
-
-@pytest.fixture(scope="module")
 def raw(photos, tmp_path_factory):
     """`photos` as pixels, 16x16, all in `train`. Read only."""
     out = tmp_path_factory.mktemp("raw")

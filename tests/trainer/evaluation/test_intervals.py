@@ -95,8 +95,8 @@ def test_the_last_evaluations_of_a_history_have_a_spread():
     found = validation_spreads(history)
     assert found.keys() == {"val_accuracy", "val_loss"}
     assert (found["val_accuracy"].mean, found["val_accuracy"].least, found["val_accuracy"].count) == (0.625, 0.5, 10)
-    assert str(validation_spreads(history, last=2)["val_accuracy"]) == (
-        "0.6250 on average, 0.5000 to 0.7500 over the last 2 epochs; this is the variation of the training, not "
+    assert str(found["val_accuracy"]) == (
+        "0.6250 on average, 0.5000 to 0.7500 over the last 10 epochs; this is the variation of the training, not "
         "the uncertainty of the figure"
     )
     assert str(found["val_loss"]) == "2.0000 in 1 epoch"

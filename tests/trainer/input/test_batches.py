@@ -7,11 +7,10 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from tests.trainer.batches import RANDOM, options
+from tests.trainer.batches import CROPS, RANDOM, options
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, make_dataset
 
-CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 UNKNOWN = tf.data.UNKNOWN_CARDINALITY
 
 
@@ -27,23 +26,15 @@ def given(stream: tf.data.Dataset) -> int:
         ({"batch_size": 7}, {"epochs": 0}, 0),
         ({"batch_size": 7, **CROPS}, {"epochs": 2}, 2 * 244 // 7),
         ({"batch_size": 7, "pad_batches": True}, {}, 8),  # of evaluation alone
+        ({"batch_size": 4, **CROPS}, {"start": Position(epoch=1, records=33)}, (4 * 61 - 33) // 4),  # what is left
+        ({"batch_size": 7}, {"training": False, "start": Position(records=50)}, 2),  # with the ragged one
     ],
     ids=str,
 )
-def test_training_says_its_whole_batches(noise, values, more, expected):
-    stream = make_dataset(str(noise), "train", options(**{"train_ops": RANDOM, **values}), True, **more)
+def test_a_split_says_its_batches(noise, values, more, expected):
+    given_options = options(**{"train_ops": RANDOM, **values})
+    stream = make_dataset(str(noise), "train", given_options, **{"training": True, **more})
     assert (len(stream), given(stream), given(stream)) == (expected,) * 3
-
-
-def test_evaluation_says_its_batches_with_the_ragged_one(noise):
-    stream = make_dataset(str(noise), "train", options(batch_size=7), False, start=Position(records=50))
-    assert (len(stream), given(stream)) == (2, 2)
-
-
-def test_what_is_left_is_said_where_a_training_continues(noise):
-    start = Position(epoch=1, records=33)
-    stream = make_dataset(str(noise), "train", options(batch_size=4, **CROPS), True, start=start)
-    assert len(stream) == given(stream) == (4 * 61 - 33) // 4
 
 
 def test_every_host_says_the_same_number_and_keeps_to_it(noise):

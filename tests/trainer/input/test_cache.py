@@ -16,18 +16,14 @@ from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import flipped
-from tests.trainer.batches import RANDOM, options, read
+from tests.trainer.batches import RANDOM, index_of, options, read
 from trainer.input.cache import CacheChoice, _code_fingerprint, choose_cache, find_fixed_prefix, write_on_disk
-from trainer.input.index import RecordIndex, load_index
+from trainer.input.index import RecordIndex
 from trainer.input.parse import adapt_ops_to_records
 from trainer.input.position import Position
 from trainer.ops import parse_ops
 
 FIXED = "decode|resize(8)"
-
-
-def index_of(directory: Path) -> RecordIndex:
-    return load_index(str(directory), manifest.load(str(directory)), "train")
 
 
 def chosen(directory: Path, spec: str = RANDOM, once: bool = False, **values) -> CacheChoice:

@@ -23,22 +23,18 @@ def test_an_op_is_spelled_as_it_is_called(spec, op):
         ("bucketise(1)", "buckets of bucketise is 1; it must be a whole number of at least 2"),
         ("vocabulary(0)", "top of vocabulary is 0; it must be a whole number of at least 1"),
         ("vocabulary(10, 0)", "oov of vocabulary is 0; it must be a whole number of at least 1"),
+        ("", "is ''; it must be one of scale, zscore"),
+        ("hashed(open('x'))", "is \"hashed(open('x'))\"; it must be one of scale, zscore"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_name_of_the_column(spec, message):
-    with pytest.raises(OptionError, match="^transform.columns.price: " + re.escape(message)):
+    with pytest.raises(OptionError, match="^transform.columns.price:? " + re.escape(message)):
         TransformOptions(columns={"price": spec})
 
 
 def test_an_op_is_text():
     with pytest.raises(OptionError, match="^columns.price is nothing; it must be a text$"):
         TransformOptions(columns={"price": None})
-
-
-@pytest.mark.parametrize("spec", ["", "hashed(open('x'))"])
-def test_what_is_no_op_is_refused(spec):
-    with pytest.raises(OptionError, match="^transform.columns.price.*(one of scale, zscore|there is no op)"):
-        TransformOptions(columns={"price": spec})
 
 
 def test_options_survive_json_in_any_order():

@@ -15,6 +15,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests import image_table
 from tests.make_images import crop, encode
+from tests.trainer.batches import graph, ops_of
 from tests.trainer.conftest import keys_of
 from trainer.input.parse import (
     BOX_LABELS,
@@ -96,12 +97,6 @@ def pipeline(directory: Path, given: InputOptions, drop_remainder: bool = False)
     return stream.map(lambda features: deliver_columns(features, given), 2)
 
 
-def ops_of(dataset: tf.data.Dataset) -> set[str]:
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
-    graph = tf.compat.v1.GraphDef.FromString(text)
-    return {node.op for nodes in (graph.node, *(fn.node_def for fn in graph.library.function)) for node in nodes}
-
-
 def by_key(stream: tf.data.Dataset, name: str) -> dict[str, Any]:
     found = {}
     for features in stream:
@@ -155,13 +150,13 @@ def test_dense_columns_are_padded_with_zeros_to_the_longest_of_the_batch(many):
 def test_no_sparse_tensor_is_serialised_anywhere(many):
     for form in ("ragged", "dense"):
         given = options(columns=EXTRA, columns_form=form, targets=("boxes", "mask"))
-        ops = ops_of(pipeline(many, given))
+        ops = ops_of(graph(pipeline(many, given)))
         assert "ParseExampleV2" in ops
         assert not {op for op in ops if "Sparse" in op}
     # What the test looks for is there when a column is parsed the way that every tutorial shows.
     naive = tf.data.TFRecordDataset([]).batch(2)
     naive = naive.map(lambda data: tf.io.parse_example(data, {"extra/tags": tf.io.VarLenFeature(tf.string)}))
-    assert "DeserializeSparse" in ops_of(naive.unbatch().map(lambda parsed: parsed["extra/tags"].values))
+    assert "DeserializeSparse" in ops_of(graph(naive.unbatch().map(lambda parsed: parsed["extra/tags"].values)))
 
 
 def corner_of(window: np.ndarray, image: np.ndarray) -> tuple[int, int]:
@@ -210,10 +205,9 @@ def test_boxes_and_masks_come_with_each_crop_of_their_image(many, chain, outputs
 def test_nothing_named_costs_nothing(many):
     assert spec_of(many, options()) == {}
     stream = tf.data.Dataset.from_tensors({"image": tf.zeros([4, 4, 3], tf.uint8)})
-    assert {op for op in ops_of(batch_ragged(stream, 2, drop_remainder=True)) if op.endswith("V2")} == {
-        "BatchDatasetV2"
-    }
-    assert batch_ragged(stream, 2, drop_remainder=True).element_spec["image"].shape == (2, 4, 4, 3)
+    batches = batch_ragged(stream, 2, drop_remainder=True)
+    assert {op for op in ops_of(graph(batches)) if op.endswith("V2")} == {"BatchDatasetV2"}
+    assert batches.element_spec["image"].shape == (2, 4, 4, 3)
 
 
 def test_the_last_batch_is_dropped_or_kept_like_that_of_images(many):

@@ -15,11 +15,8 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests import image_table
 from tests.beam_jobs import s3_server
-from trainer.input.index import RecordIndex, load_index
-
-
-def index_of(directory, split="train") -> RecordIndex:
-    return load_index(str(directory), manifest.load(str(directory)), split)
+from tests.trainer.batches import index_of
+from trainer.input.index import load_index
 
 
 def test_the_average_size_is_that_in_the_files(dataset):

@@ -67,18 +67,18 @@ def test_runs_of_a_store_are_worth_a_request(shuffle_mb, window, run):
 
 
 @pytest.mark.parametrize(
-    ("records", "lanes", "shuffle_mb", "window", "run"),
+    ("shuffle_mb", "window", "run"),
     [
-        (1000, 8, 64, 125, 1),  # one window holds everything
-        (1000, 8, 0, 1, 1),
-        (1000, 8, 0.4, 25, 3),  # 400 kB / 2 held / 1 kB a record / 8 lanes
+        (64, 125, 1),  # one window holds everything
+        (0, 1, 1),
+        (0.4, 25, 3),  # 400 kB / 2 windows / 1 kB a record / 8 lanes
     ],
 )
-def test_windows_and_runs_follow_from_the_byte_budget(records, lanes, shuffle_mb, window, run):
-    order = make_order(index_of([0] * records), LABELS, InputOptions(lanes=lanes, shuffle_mb=shuffle_mb), True)
-    assert (order.window, order.run, order.records, order.lanes) == (window, run, records, lanes)
+def test_windows_and_runs_follow_from_the_byte_budget(shuffle_mb, window, run):
+    order = make_order(index_of([0] * 1000), LABELS, InputOptions(lanes=8, shuffle_mb=shuffle_mb), True)
+    assert (order.window, order.run, order.records, order.lanes) == (window, run, 1000, 8)
     if shuffle_mb:
-        assert order.window_positions * 1000 * WINDOWS_IN_MEMORY <= max(shuffle_mb * 1e6, 2 * 1000 * (records + lanes))
+        assert order.window_positions * 1000 * WINDOWS_IN_MEMORY <= max(shuffle_mb * 1e6, 2 * 1000 * (1000 + 8))
 
 
 def test_evaluation_keeps_the_order_and_the_shares():
@@ -87,8 +87,8 @@ def test_evaluation_keeps_the_order_and_the_shares():
     assert order.quota == {}
 
 
-def balanced(labels: list[int], balance: object, seed: int = 0) -> Order:
-    return make_order(index_of(labels), LABELS, InputOptions(balance=balance, seed=seed), True)
+def balanced(labels: list[int], balance: object) -> Order:
+    return make_order(index_of(labels), LABELS, InputOptions(balance=balance), True)
 
 
 @pytest.mark.parametrize(

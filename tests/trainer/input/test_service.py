@@ -8,11 +8,9 @@ from collections import Counter
 import pytest
 import tensorflow as tf
 
-from tests.trainer.batches import RANDOM, flat, options, order, read
+from tests.trainer.batches import RANDOM, SMALL, flat, options, order, read
 from tests.trainer.conftest import keys_of
 from trainer.input_fn import FOREVER, make_dataset
-
-SMALL = {"shuffle_mb": 0.03, "lanes": 4}  # several windows, so that there is something to deal out
 
 
 @pytest.fixture(scope="module")

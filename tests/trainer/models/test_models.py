@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.models import MODELS, ModelSpec, build_model, check_model, content_digest
+from trainer.job import _mixed_precision as mixed_precision
+from trainer.models import MODELS, ModelSpec, build_model, builtin, check_model, content_digest
+from trainer.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -104,12 +106,8 @@ def test_a_residual_network_learns_a_batch_by_heart():
 
 
 def test_probabilities_stay_float32_under_mixed_precision():
-    before = keras.mixed_precision.dtype_policy()
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    try:
+    with mixed_precision(TrainOptions(mixed_precision="float16")):
         models = [build_model("small_cnn", spec()), build_model("MobileNetV2", spec(side_px=32))]
-    finally:
-        keras.mixed_precision.set_dtype_policy(before)
     for model in models:
         assert model.get_layer("logits").output.dtype == "float16"
         assert model.output.dtype == "float32"
@@ -145,10 +143,8 @@ def test_the_models_of_keras_applications_are_known_in_any_case(name):
 
 
 def test_every_model_of_keras_applications_has_preprocessing_where_it_is_looked_for():
-    from trainer.models.builtin import application_names
-
-    assert len(application_names()) >= 38
-    for name in application_names().values():
+    assert len(builtin.application_names()) >= 38
+    for name in builtin.application_names().values():
         module = getattr(keras.applications, name).__module__.rpartition(".")[2]
         assert callable(getattr(keras.applications, module).preprocess_input), name
 
@@ -167,8 +163,6 @@ def test_images_too_small_for_a_model_are_refused_in_a_line():
     ids=["refused", "silent"],
 )
 def test_imagenet_weights_without_a_network_name_the_file_to_fetch(monkeypatch, tmp_path, answers, message):
-    from trainer.models import builtin
-
     def builder(**arguments):
         return keras.utils.get_file("w.h5", f"http://127.0.0.1:{server.getsockname()[1]}/w.h5", cache_dir=tmp_path)
 

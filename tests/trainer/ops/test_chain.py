@@ -21,6 +21,14 @@ def test_chains_are_read(spec, ops):
     assert parse_ops(spec) == ops
 
 
+# Arguments that no image could fit.
+UNFIT = (
+    *("resize(0)", "resize(8, 'cubic')", "pad_reflect(-1)", "flip(1.5)", "rotate(200)", "cutout(8, 256)"),
+    *("color_jitter(hue=0.6)", "rand_augment(0)", "mixup(0)", "cutmix('a')", "multi_crop(5, 8, mirror=2)"),
+    *("normalize((1, 2), (3, 4))", "random_crop_resize(8, 0)", "random_crop(8, keep=2)"),
+)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -35,32 +43,9 @@ def test_chains_are_read(spec, ops):
         ("decode|multi_crop(2, 8)|multi_crop(2, 8)", "contain multi_crop twice"),
         ("resize(8)", "ops 'resize(8)' must start with decode"),
         ("decode|resize(8)|decode_random_crop(8)", "decode only once"),
+        *((f"decode|{part}", part) for part in UNFIT),
     ],
 )
 def test_a_wrong_chain_is_refused_with_what_is_wrong(spec, message):
     with pytest.raises(OptionError, match=re.escape(message)):
         parse_ops(spec)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "resize(0)",
-        "resize(8, 'cubic')",
-        "pad_reflect(-1)",
-        "flip(1.5)",
-        "rotate(200)",
-        "cutout(8, 256)",
-        "color_jitter(hue=0.6)",
-        "rand_augment(0)",
-        "mixup(0)",
-        "cutmix('a')",
-        "multi_crop(5, 8, mirror=2)",
-        "normalize((1, 2), (3, 4))",
-        "random_crop_resize(8, 0)",
-        "random_crop(8, keep=2)",
-    ],
-)
-def test_an_argument_that_no_image_could_fit_is_refused_when_it_is_read(part):
-    with pytest.raises(OptionError, match=re.escape(part)):
-        parse_ops(f"decode|{part}")

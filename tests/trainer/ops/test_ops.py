@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageOps
 
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
@@ -62,7 +63,6 @@ RANDOM = {
     "color_jitter", "rand_augment", "multi_crop",
 }  # fmt: skip
 DRAWS = [(number, 3) for number in range(16)]
-NO_CHANCE = tf.zeros([0])
 
 
 def image_seed(*values: int) -> tf.Tensor:
@@ -70,7 +70,7 @@ def image_seed(*values: int) -> tf.Tensor:
 
 
 def numbers_of(op, *values: int) -> tf.Tensor:
-    return rng.uniform(image_seed(*values), 0, op.random_count) if op.random_count else NO_CHANCE
+    return rng.uniform_for_chain(image_seed(*values), [op.random_count], 0)[0]
 
 
 def run(op, pixels, *values: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def numbered(height: int, width: int) -> np.ndarray:
 
 
 def window_of(height: int, width: int, min_area: float, *values: int) -> tuple[slice, slice]:
-    begin, size = random_window(tf.constant([height, width]), min_area, rng.uniform(image_seed(*values), 0, 22))
+    begin, size = random_window(tf.constant([height, width]), min_area, numbers_of(RandomCropResize(8), *values))
     (top, left), (rows, columns) = begin.numpy(), size.numpy()
     return slice(top, top + rows), slice(left, left + columns)
 
@@ -283,7 +283,8 @@ def test_decode_random_crop_takes_the_size_of_the_record_when_there_is_one(encod
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (32, 32)])
 def test_windows_are_drawn_as_described(height, width):
     draws = tf.data.Dataset.from_tensor_slices([(number, 0) for number in range(2000)])
-    windows = draws.map(lambda draw: random_window(tf.constant([height, width]), 0.08, rng.uniform(draw, 0, 22)))
+    uniforms = draws.map(lambda draw: rng.uniform_for_chain(draw, [22], 0)[0])
+    windows = uniforms.map(lambda drawn: random_window(tf.constant([height, width]), 0.08, drawn))
     begin, size = next(windows.batch(2000).as_numpy_iterator())
     (top, left), (rows, columns) = begin.T, size.T
     assert (rows >= 1).all()
@@ -385,8 +386,6 @@ def rand_augmented(kind: str, pixels: np.ndarray, magnitude: float = 15, minus: 
 
 @pytest.mark.parametrize("kind", ["posterize", "solarize", "autocontrast", "equalize", "brightness", "color"])
 def test_rand_augment_does_to_colours_what_pillow_does(kind):
-    from PIL import Image, ImageEnhance, ImageOps
-
     pixels = crop(2, 40, 50, "flower.jpg") // 2 + 30
     image = Image.fromarray(pixels)
     expected = {
@@ -403,8 +402,6 @@ def test_rand_augment_does_to_colours_what_pillow_does(kind):
 
 @pytest.mark.parametrize(("kind", "minus"), [("contrast", True), ("sharpness", True), ("sharpness", False)])
 def test_rand_augment_enhances_as_pillow_does_up_to_its_rounding(kind, minus):
-    from PIL import Image, ImageEnhance
-
     pixels = crop(2, 40, 50)
     enhancer = getattr(ImageEnhance, kind.capitalize())(Image.fromarray(pixels))
     expected = np.asarray(enhancer.enhance(0.55 if minus else 1.45)).astype(int)

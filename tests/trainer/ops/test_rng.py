@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.ops import device, rng
+from trainer.ops import rng, tf_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -15,7 +15,7 @@ MANY = np.stack([np.arange(20_000) * 7919 - 50_000, np.full(20_000, 3)], axis=1)
 
 
 def numbers(draws, salt=0, count=1) -> np.ndarray:
-    return rng.uniform(tf.constant(draws), salt, count).numpy()
+    return rng.uniform_with(tf_ops, tf.constant(draws), [(salt, count)]).numpy()
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -30,11 +30,12 @@ def test_numbers_do_not_change_between_versions():
 @pytest.mark.parametrize("salt", [0, 65534])
 def test_eager_graph_tf_data_xla_and_keras_give_the_same_bits(salt):
     expected = numbers(DRAWS, salt, 5)
-    graph = tf.function(lambda draw: rng.uniform(draw, salt, 5))
-    compiled = tf.function(lambda draw: rng.uniform(draw, salt, 5), jit_compile=True)
-    on_device = tf.function(lambda draw: device.device_uniform(draw, salt, 5), jit_compile=True)
-    rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: rng.uniform(draw, salt, 5))
-    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device.device_uniform(DRAWS, salt, 5)):
+    plan = [(salt, 5)]
+    graph = tf.function(lambda draw: rng.uniform_with(tf_ops, draw, plan))
+    compiled = tf.function(lambda draw: rng.uniform_with(tf_ops, draw, plan), jit_compile=True)
+    on_device = tf.function(lambda draw: rng.uniform_with(keras.ops, draw, plan), jit_compile=True)
+    rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: rng.uniform_with(tf_ops, draw, plan))
+    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), rng.uniform_with(keras.ops, DRAWS, plan)):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
     np.testing.assert_array_equal(list(rows.as_numpy_iterator()), expected)
 

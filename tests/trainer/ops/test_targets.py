@@ -121,7 +121,7 @@ def test_boxes_go_with_the_crop_of_the_decoder():
     encoded = tf.io.encode_png(before[IMAGE])
     op = parse_ops("decode_random_crop(64, 0.4)")[0]
     for draw in DRAWS[:6]:
-        numbers = rng.uniform(draw, 0, op.random_count)
+        numbers = rng.uniform_for_chain(draw, [op.random_count], 0)[0]
         found = op({**before, IMAGE: encoded}, numbers)
         expected = op.on_pixels()(before, numbers)
         for name in (IMAGE, MASK, BOXES, BOX_LABELS):

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
+from trainer.job import _mixed_precision as mixed_precision
 from trainer.models import ModelSpec, build_model
+from trainer.options import TrainOptions
 from trainer.training.device_memory import device_bytes, memory_table
 from trainer.training.transfer import freeze, unfreeze
 
@@ -104,12 +106,8 @@ def test_both_ends_of_a_sum_share_what_they_keep():
 
 
 def test_mixed_precision_halves_activations_but_not_weights():
-    before = keras.mixed_precision.dtype_policy()
-    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
-    try:
+    with mixed_precision(TrainOptions(mixed_precision="bfloat16")):
         mixed = small()
-    finally:
-        keras.mixed_precision.set_dtype_policy(before)
     assert device_bytes(mixed, 1).activations == 2 * KEPT
     assert device_bytes(mixed, 1).parameters == device_bytes(small(), 1).parameters
 

@@ -21,6 +21,7 @@ from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
 from tests.small_disk import small_disk
 from tests.trainer.train_once import Act
 from trainer.evaluation.evaluate import evaluate
+from trainer.job import _mixed_precision as mixed_precision
 from trainer.options import TrainOptions
 from trainer.training import loop
 from trainer.training.callbacks import is_better, timed
@@ -353,12 +354,8 @@ def test_several_steps_at_once_train_as_single_ones_do(plain):
 
 
 def test_compiled_and_in_half_precision_it_trains_too():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with mixed_precision(told(mixed_precision="float16")):
         model = model_of()
-    finally:
-        keras.config.set_dtype_policy(before)
     start = weights(model)
     _, progress = trained(told(epochs=1, jit="always", ema=0.5, accumulate_steps=2), model=model)
     assert np.isfinite(progress.history["loss"]).all()
@@ -367,7 +364,7 @@ def test_compiled_and_in_half_precision_it_trains_too():
 
 
 def test_a_display_sees_the_steps_of_a_training_and_what_is_between_them(monkeypatch):
-    monkeypatch.setattr(loop, "_LONG_S", 0.0)
+    monkeypatch.setattr(loop, "_SMALL_PART", math.inf)
     monkeypatch.setattr(loop, "_SHORT_S", 0.0)
     seen, timed = [], []
 
@@ -403,18 +400,36 @@ def test_a_display_sees_the_steps_of_a_training_and_what_is_between_them(monkeyp
 
 def test_a_long_training_says_how_long_it_takes_and_what_a_smaller_side_would_save(capsys, monkeypatch):
     monkeypatch.setattr(loop, "_SHORT_S", 0.0)
-    trained(told(epochs=3), validation_steps=9)
+    trained(told(epochs=3), validation_steps=9, time_smaller=lambda: pytest.fail("it would take too long"))
     lines = capsys.readouterr().err.splitlines()
     forecasts = [line for line in lines if line.startswith("about")]
     assert all(re.fullmatch(r"about \d:\d\d of training left at [\d,.]+ images/s", line) for line in forecasts)
     # Five steps after the first, which compiles, and when the epoch of the five has ended.
     assert [lines.index(line) for line in forecasts] == [1, 3]
-    monkeypatch.setattr(loop, "_LONG_S", 0.0)
+    monkeypatch.setattr(loop, "_SMALL_PART", math.inf)
     for saved, hint in ((-1.0, ""), (1e3, "; about 0:00 with input.image_side_px=48")):
         trained(told(epochs=3), time_smaller=lambda saved=saved: (48, saved))
         first, corrected = (line for line in capsys.readouterr().err.splitlines() if line.startswith("about"))
         assert first.endswith(f"images/s{hint}")
         assert corrected.endswith("images/s")
+
+
+def test_a_forecast_is_within_a_quarter_of_the_time_that_is_left(monkeypatch):
+    forecasts, ends = [], []
+    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    monkeypatch.setattr(loop, "clock_time", lambda seconds: forecasts.append((seconds, time.monotonic())))
+    sleep = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(0.3))
+
+    def validate(_: int) -> dict[str, float]:
+        time.sleep(0.6)
+        ends.append(time.monotonic())
+        return {"loss": 1.0}
+
+    # The first forecast takes a step of validation for a third of one of training.
+    trained(told(epochs=3), callbacks=[sleep], validation_steps=6, validate=validate)
+    assert len(forecasts) == 2
+    for seconds, since in forecasts:
+        assert seconds == pytest.approx(ends[-1] - since, rel=0.25)
 
 
 def test_the_wait_and_the_figures_go_to_tensorboard(tmp_path):

@@ -17,9 +17,9 @@ def rates(epochs: int = 3, first_step: int = 0, **values) -> list[float]:
     return [float(schedule(step)) for step in range(STEPS * epochs + 1)]
 
 
-def weights_after(options: TrainOptions, gradients: list[float], start: float = 1.0) -> list[float]:
-    """A weight after each of so many updates with the gradients given."""
-    weight = keras.Variable([start])
+def weights_after(options: TrainOptions, gradients: list[float]) -> list[float]:
+    """A weight, 1 at first, after each of so many updates with the gradients given."""
+    weight = keras.Variable([1.0])
     optimizer = make_optimizer(options, STEPS)
     values = []
     for gradient in gradients:

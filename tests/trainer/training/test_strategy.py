@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -16,12 +17,12 @@ from trainer.training.fit import fit
 from trainer.training.strategy import (
     CLUSTER_VARIABLE,
     STRATEGIES,
+    check_batch,
     check_gpus,
     distribute,
     make_strategy,
     parse_cluster,
     prefetch,
-    share_batch,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -61,8 +62,8 @@ def test_a_batch_that_the_replicas_cannot_share_names_the_nearest_sizes(batch_si
         OptionError,
         match=f"^batch_size {batch_size} is not divisible by the {replicas} replicas; the nearest {nearest}$",
     ):
-        share_batch(batch_size, replicas)
-    assert share_batch(8, 8) == 1
+        check_batch(SimpleNamespace(num_replicas_in_sync=replicas), batch_size)
+    assert check_batch(SimpleNamespace(num_replicas_in_sync=8), 8) == 1
 
 
 def test_each_host_of_a_strategy_that_controls_several_reads_its_own_part(shades):

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from tests.engines.flink_processes import free_ports, wait_until
+from tests.trainer.batches import graph, ops_of
 from tests.trainer.workers.task import (
     EPOCHS,
     EVALUATED,
     OPTIONS,
     STEPS,
     build_model,
-    dataset_ops,
     make_greys,
     train,
     training_batches,
@@ -213,7 +213,7 @@ def test_ragged_columns_reach_two_replicas_without_a_sparse_tensor(trainings, gr
     assert not [name for name in ops if "Sparse" in name and name.startswith(("Deserialize", "Serialize"))]
     # What the check would find: the same column as a sparse tensor.
     sparse = training_batches(str(greys), Host()).map(lambda inputs, label: (inputs["tags"].to_sparse(), label))
-    assert "DeserializeSparse" in dataset_ops(sparse.map(lambda tags, label: (tf.sparse.to_dense(tags), label)))
+    assert "DeserializeSparse" in ops_of(graph(sparse.map(lambda tags, label: (tf.sparse.to_dense(tags), label))))
 
 
 def test_eight_devices_with_the_options_of_an_accelerator_count_every_image_once(greys, tmp_path):

@@ -65,18 +65,11 @@ def test_a_file_of_the_whole_model_gives_all_its_weights(trained, tmp_path, name
     assert same(weights_of(model, without_head=False), weights_of(trained, without_head=False))
 
 
-def test_a_file_of_the_whole_model_with_other_classes_gives_all_but_the_head(trained, tmp_path):
-    model = build(classes=5)
+@pytest.mark.parametrize(("classes", "part", "name"), [(5, None, "m.weights.h5"), (3, base_of, "m_no_top.keras")])
+def test_a_file_of_other_classes_or_of_the_base_alone_gives_all_but_the_head(trained, tmp_path, classes, part, name):
+    model = build(classes=classes)
     before = [weight.numpy() for weight in head(model).weights]
-    load_weights(model, save(trained, str(tmp_path / "m.weights.h5")))
-    assert same(weights_of(model), weights_of(trained))
-    assert same([weight.numpy() for weight in head(model).weights], before)
-
-
-def test_a_file_of_the_base_alone_is_enough(trained, tmp_path):
-    model = build()
-    before = [weight.numpy() for weight in head(model).weights]
-    load_weights(model, save(base_of(trained), str(tmp_path / "m_no_top.keras")))
+    load_weights(model, save(part(trained) if part else trained, str(tmp_path / name)))
     assert same(weights_of(model), weights_of(trained))
     assert same([weight.numpy() for weight in head(model).weights], before)
 

@@ -13,28 +13,22 @@ def main(path: str, result: str) -> None:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
-    from beam_jobs.dataset import manifest
-    from trainer.job import Job, fit
+    from tests.trainer.train_once import job_of
+    from trainer.job import fit
     from trainer.options import InputOptions, TrainerConfig, TrainOptions
     from trainer.training.strategy import make_strategy
 
     train = {"mixed_precision": "bfloat16", "steps_per_execution": 3, "epochs": 2, "optimizer": "sgd", "jit": "never"}
-    job = Job(
-        config=TrainerConfig(
-            input=InputOptions(image_side_px=8, batch_size=16, threads=1, cache="none"),
-            train=TrainOptions(strategy="mirrored", prefetch_to_device=2, **train),
-        ),
-        path=path,
-        dataset=manifest.load(path),
-        train_split="train",
-        eval_split="eval",
-        mean_rgb=(96.0, 96.0, 96.0),
-        std_rgb=(56.0, 56.0, 56.0),
+    config = TrainerConfig(
+        input=InputOptions(image_side_px=8, batch_size=16, threads=1, cache="none"),
+        train=TrainOptions(strategy="mirrored", prefetch_to_device=2, **train),
     )
     executions = []
     told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: executions.append(batch))
     words: list[str] = []
-    model, progress = fit(job, callbacks=(told,), strategy=make_strategy("mirrored"), say=words.append)
+    model, progress = fit(
+        job_of(path, config, "eval"), callbacks=(told,), strategy=make_strategy("mirrored"), say=words.append
+    )
     found = {
         "history": progress.history,
         "step": progress.step,

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tests.trainer.batches import graph, ops_of
 from trainer.evaluation.evaluate import Plan, evaluate
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, make_dataset
@@ -124,7 +125,7 @@ def train_ops(strategy: Any, path: str) -> list[str]:
         make_variables(strategy, model, data.element_spec)
         compiled = train_function(strategy, model).get_concrete_function(iter(data.batches), tf.constant(1))
     fed = training_batches(path, Host()).rebatch(8)
-    return sorted(ops_of(compiled.graph.as_graph_def()) | dataset_ops(fed))
+    return sorted(ops_of(compiled.graph.as_graph_def()) | ops_of(graph(fed)))
 
 
 def observed_means(strategy: Any) -> list[list[float]]:
@@ -139,15 +140,6 @@ def observed_means(strategy: Any) -> list[list[float]]:
     fit(strategy, model, data, epochs=range(1), steps_per_epoch=2)
     mean = model.layers[0].moving_mean.value
     return [value.numpy().tolist() for value in strategy.experimental_local_results(mean)]
-
-
-def dataset_ops(dataset: tf.data.Dataset) -> set[str]:
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
-    return ops_of(tf.compat.v1.GraphDef.FromString(text))
-
-
-def ops_of(graph: tf.compat.v1.GraphDef) -> set[str]:
-    return {node.op for nodes in (graph.node, *(item.node_def for item in graph.library.function)) for node in nodes}
 
 
 def greys_of(strategy: Any, batch: Any) -> list[list[int]]:

@@ -15,19 +15,25 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from beam_jobs.errors import BadImage, FeedlineError
+from beam_jobs.dataset import schemas
+from beam_jobs.errors import BadImage, FeedlineError, Unreadable
 from beam_jobs.images import annotations, sandbox
 from beam_jobs.images import process as images
 from beam_jobs.images.normalise import geometry
 from beam_jobs.images.sandbox import pool
 from beam_jobs.images.sandbox.pool import Decoder, DecoderDied, Pool, PoolClosed
 from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs.broken_decoder import broken_decoders
+from tests.beam_jobs.make_rows import examined, make_facts, make_ref
 from tests.command import python
 from tests.engines.flink_processes import wait_until
 from tests.make_images import crop, encode, jpeg, png
 
+ROW = st.binary(min_size=sandbox.FACTS.itemsize, max_size=sandbox.FACTS.itemsize)
 LIMITS = ImageLimits()
 COPY = PixelOptions()
 GOOD = [jpeg(1), png(2), jpeg(3)]
@@ -40,8 +46,13 @@ def broken(tmp_path_factory):
         yield
 
 
-def looked_at(files, limits=LIMITS, processes=1):
-    return sandbox.examine(files, limits, COPY, "all", processes)
+def looked_at(files, limits=LIMITS, processes=1, pixels=COPY, facts="all"):
+    """Returns what `process.examine` returns, or the error."""
+    answers = sandbox.examine(files, limits, pixels, facts, processes)
+    return [
+        answer if isinstance(answer, BadImage) else (answer.stored or data, sandbox.unpack_facts(answer.facts))
+        for data, answer in zip(files, answers, strict=True)
+    ]
 
 
 def expected(files):
@@ -59,12 +70,57 @@ def expected(files):
 )
 def test_a_decoder_answers_what_a_call_would(pixels, facts):
     files = [*GOOD, encode(crop(4), "WEBP"), jpeg(5)[:500], b"no image"]
-    answers = sandbox.examine(files, LIMITS, pixels, facts, 2)
+    answers = looked_at(files, LIMITS, 2, pixels, facts)
     assert answers[:4] == [images.examine(data, LIMITS, pixels, facts) for data in files[:4]]
     for data, answer in zip(files[4:], answers[4:], strict=True):
         with pytest.raises(BadImage) as wanted:
             images.examine(data, LIMITS, pixels, facts)
         assert (answer.reason, answer.detail) == (wanted.value.reason, wanted.value.detail)
+
+
+def test_a_decoder_reads_files_itself_and_has_all_the_time_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_CLOCK_FACTOR", 1)
+    webp = encode(crop(4), "WEBP")
+    for name, data in {"<late>": GOOD[0], "<stopped>": GOOD[1], "b": webp, "c": b"no image"}.items():
+        (tmp_path / name).write_bytes(data)
+    reader = Reader(base=str(tmp_path), max_bytes=1 << 20)
+    places = [(name, "") for name in ("<late>", "<stopped>", "b", "c", "none", "/proc/self/mem")]
+    limits = ImageLimits(max_seconds=1)
+    *good, text, missing, unreadable = sandbox.examine(places, limits, COPY, "all", 1, reader)
+    assert [sandbox.unpack_facts(one.facts) for one in good] == [known for _, known in expected([*GOOD[:2], webp])]
+    assert [one.stored is None for one in good] == [True, True, False]
+    assert [(bad.reason.value, bad.size) for bad in (text, missing)] == [("not_an_image", 8), ("unreadable", 0)]
+    assert (type(unreadable), str(unreadable)) == (Unreadable, "Input/output error")
+
+
+def test_files_that_are_larger_than_their_source_says_take_no_memory_from_the_others(tmp_path):
+    (tmp_path / "good").write_bytes(GOOD[0])
+    for number in range(40):  # more than a decoder may have
+        with (tmp_path / str(number)).open("wb") as stream:
+            stream.truncate(64 << 20)
+    reader = Reader(base=str(tmp_path), max_bytes=64 << 20)
+    places = [*((str(number), "") for number in range(40)), ("good", "")]
+    *zeros, good = sandbox.examine(places, LIMITS, COPY, "all", 1, reader)
+    assert {bad.reason.value for bad in zeros} == {"too_many_bytes"}
+    assert sandbox.unpack_facts(good.facts) == expected(GOOD[:1])[0][1]
+
+
+@given(st.lists(st.binary(max_size=400) | ROW, max_size=3))
+@example([bytes(sandbox.FACTS.itemsize), b"stored"])
+def test_whatever_a_decoder_sends_is_refused_or_is_a_row_of_the_table(bodies):
+    accepted = []
+    with contextlib.suppress(ValueError):  # what `Request` takes for an invalid answer
+        accepted.append(sandbox._read_examination(None, {}, bodies))
+    for answer in accepted:
+        table = examined((make_ref(), sandbox.unpack_facts(answer.facts)))
+        table.validate(full=True)
+        assert (len(table), table.schema) == (1, schemas.EXAMINED)
+
+
+def test_the_facts_of_an_image_with_every_reason_to_be_converted_fit_a_row():
+    reasons = "format+exif_orientation+colour_space+sixteen_bit+animated+alpha+resized"
+    known = make_facts(normalised=reasons, dhash=-(2**63), crc32c=2**32 - 1, mean_rgb=(0.1, 255.0, 1e-9))
+    assert sandbox.unpack_facts(sandbox.pack_facts(known)) == known
 
 
 def test_what_was_started_early_is_used():
@@ -359,8 +415,9 @@ def test_a_frame_is_taken_whole_or_not_at_all():
 @pytest.mark.parametrize(
     "frame",
     [
-        {"answers": [{"bad": ["no_such_reason", ""], "changed": False}]},
-        {"answers": [{"changed": True}]},
+        {"answers": [{"bad": ["no_such_reason", "", 0], "bodies": 0}]},
+        {"answers": [{"bodies": 1}]},
+        {"answers": [{"bodies": 0}]},
         {"answers": []},
         {"answers": 3},
         {},

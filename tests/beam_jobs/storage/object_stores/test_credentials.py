@@ -32,6 +32,8 @@ def nobody(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(gcs, "_credentials_exist", [])
+    monkeypatch.setattr(gcs, "_thread", threading.local())
 
 
 @pytest.mark.parametrize(
@@ -69,15 +71,11 @@ def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypat
 def test_an_emulator_needs_no_credentials(nobody, monkeypatch, tmp_path):
     with gcs_server.serving(monkeypatch, tmp_path) as server:
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
-        monkeypatch.setattr(gcs, "_credentials_exist", [])
-        monkeypatch.setattr(gcs, "_thread", threading.local())
         server.objects = {"x": b"data"}
         assert storage.read_bytes("gs://bucket/x") == b"data"
 
 
 def test_credentials_that_come_late_are_found(nobody, monkeypatch, tmp_path):
-    monkeypatch.setattr(gcs, "_credentials_exist", [])
-    monkeypatch.setattr(gcs, "_thread", threading.local())
     with pytest.raises(OSError, match="there are no Google Cloud credentials here"):
         storage.exists("gs://bucket/x")
     with gcs_server.serving(monkeypatch, tmp_path) as server:
