@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from beam_jobs import storage
 from beam_jobs.common.strings import WARNING, plural, size
-from beam_jobs.common.system import Progress, Watch, no_watch
+from beam_jobs.common.system import Progress, Watch, no_watch, worker_threads
 from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, FeedlineError, OptionError, SourceChanged, TooManyRejects
@@ -33,7 +33,7 @@ from beam_jobs.runners.beam_job import JobFile, MakePipeline, ServicePipelines, 
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import append, examine, reject_table, replace, resume, work_dir, write
+from beam_jobs.stages import append, examine, reject_table, replace, resume, work_dir, write, writers
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.stages.publish import SourceFacts, check_unpublished, dataset_options, producer, publish
@@ -437,6 +437,9 @@ class _Ingest:
             seed=self.options.seed,
         )
         images = sum(split.images for split in plan.splits)
+        if not (storage.is_remote(self.options.out) or runs_on_cluster(self.make_pipeline)):
+            processes = writers.count(task, images, tasks, worker_threads(self.options.threads))
+            task = dataclasses.replace(task, processes=processes)
         if failed := self._write_in_passes(tasks, task):
             changed = [failure for failure in failed if not failure.passing]
             if changed or self.options.unreadable == "reject":

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from beam_jobs import ingest
-from beam_jobs.images.sandbox import pool
+from beam_jobs.common import process_pool as pool
 from beam_jobs.options import IngestOptions
 from benchmarks.sources import write_photographs
 

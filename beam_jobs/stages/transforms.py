@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, local_progress, worker_threads
+from beam_jobs.common.system import Progress, local_progress, map_ordered, worker_threads
 from beam_jobs.dataset import manifest, verify
 from beam_jobs.dataset.verify import Unit, UnitChecker
-from beam_jobs.errors import DatasetChanged, FeedlineError, Unreadable
-from beam_jobs.planning.planned_rows import PlannedShard
+from beam_jobs.errors import DatasetChanged, Unreadable
 from beam_jobs.runners.beam_job import Tally
-from beam_jobs.stages import examine, resume, write
+from beam_jobs.stages import examine, resume, write, writers
 from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, write_unread_note
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, write_failure_note, write_shard
+from beam_jobs.stages.write import ShardTask, WriteTask
 
 T = TypeVar("T")
 
@@ -171,7 +173,7 @@ def _read_buckets(_: bytes, path: str) -> Iterator[Bucket]:
 
 
 def _read_shards(_: bytes, path: str) -> Iterator[ShardTask]:
-    return (ShardTask(**{**values, "rows": PlannedShard(**values["rows"])}) for values in resume.read_units(path))
+    return map(ShardTask.from_json, resume.read_units(path))
 
 
 def _list_units(_: bytes, directory: str) -> list[Unit]:
@@ -206,19 +208,27 @@ class _Write(beam.DoFn):
     def setup(self) -> None:
         self._task = replace(self._task, threads=worker_threads(self._task.threads))
 
+    def start_bundle(self) -> None:
+        self._shards: list[ShardTask] = []
+
     def process(self, shard: ShardTask) -> Iterable[str]:
-        try:
-            written = write_shard(shard, self._task)
-        except (FeedlineError, OSError) as error:
-            if isinstance(error, OSError) and not storage.is_remote(self._task.out):
-                raise  # `disk.explain_errors` adds the cause
-            write_failure_note(shard, self._task, error)
-            _count("WriteShards", failed_shards=1)
+        if self._task.processes:
+            self._shards.append(shard)  # several are written at a time
             return
-        sidecar = load_sidecar(self._task.work, shard)
-        _count("WriteShards", images=sidecar.records, bytes=sidecar.shard.bytes if written else 0)
-        _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
-        yield shard.name
+        yield from self._finish(shard, writers.write_or_note(shard, self._task))
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        write_shards = partial(writers.write_or_note, task=self._task)
+        # A thread of this process waits for each of the others.
+        outcomes = map_ordered(write_shards, self._shards, max(1, self._task.processes))
+        for shard, counts in zip(self._shards, outcomes, strict=True):
+            for name in self._finish(shard, counts):
+                yield GlobalWindows.windowed_value(name)
+
+    def _finish(self, shard: ShardTask, counts: dict[str, int]) -> Iterator[str]:
+        _count("WriteShards", **counts)
+        if "failed_shards" not in counts:
+            yield shard.name
 
 
 class _Check(beam.DoFn):

@@ -131,6 +131,11 @@ class ShardTask:
     rows: PlannedShard
     digest: str
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ShardTask:
+        """Returns the shard of which `dataclasses.asdict` gave the values."""
+        return cls(**{**values, "rows": PlannedShard(**values["rows"])})
+
     @property
     def name(self) -> str:
         """File name of the shard."""
@@ -155,6 +160,8 @@ class WriteTask:
       channel_statistics: whether the facts include mean and variance of the channels.
       threads: number of threads; 0, until a worker has it, lets the worker decide.
       seed: seed of the order of the images.
+      processes: number of processes that write a shard each, with one thread; 0 to write in the process that has the
+        task.
     """
 
     reader: Reader
@@ -165,6 +172,7 @@ class WriteTask:
     channel_statistics: bool = True
     threads: int = 1
     seed: int = 0
+    processes: int = 0
 
     @property
     def work(self) -> str:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs import ingest
+from beam_jobs.common import process_pool as pool
 from beam_jobs.images import sandbox
-from beam_jobs.images.sandbox import pool
 from beam_jobs.options import IngestOptions
 from tests import image_table
 from tests.beam_jobs.runs import Recorder
@@ -51,7 +51,7 @@ def options_of(source: str, out: Path) -> IngestOptions:
 
 def share_decoders() -> int:
     """Has all processes that are forked from now on share a fork server of decoders; returns its process id."""
-    fork_server = pool._ForkServer()
+    fork_server = pool._ForkServer("beam_jobs.images.sandbox.worker")
 
     def inherit() -> None:
         sandbox._pool._fork_server = fork_server

@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
+from beam_jobs.common import process_pool as pool
 from beam_jobs.images import sandbox
-from beam_jobs.images.sandbox import pool
 from tests.beam_jobs import kill
 from tests.faults.killing import arguments, command, dataset, stage_of, whole
 from tests.faults.leaving import write_whole

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_jobs.common import child_python
+from beam_jobs.common.process_pool import ChildDied, Pool, TooSlow
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images.normalise import Geometry
-from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
@@ -29,7 +29,12 @@ from beam_jobs.types import ImageFacts
 _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
 _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image
 
-_pool = Pool()
+
+def _new_pool() -> Pool:
+    return Pool("beam_jobs.images.sandbox.worker", "the processes that decode images do not start: {}")
+
+
+_pool = _new_pool()
 
 
 # The facts about an image as a decoder sends them: data without a parser, its ASCII text first.
@@ -163,7 +168,7 @@ def stop() -> None:
 def close() -> None:
     """Ends all decoders, also busy ones; later calls start new ones."""
     global _pool
-    old, _pool = _pool, Pool()
+    old, _pool = _pool, _new_pool()
     old.close()
 
 
@@ -190,7 +195,7 @@ class _Request:
         results: list[Any] = []
         try:
             self._ask(images, results)
-        except (DecoderDied, TooSlow):
+        except (ChildDied, TooSlow):
             results.extend(map(self._answer_one, images[len(results) :]))
         return results
 
@@ -203,7 +208,7 @@ class _Request:
                 return results[0]
             except TooSlow as slow:
                 return BadImage(RejectReason.TOO_SLOW, str(slow))
-            except DecoderDied as died:
+            except ChildDied as died:
                 interruptions += died.interrupted
                 crashes += not died.interrupted
                 if crashes == _MAX_CRASHES or interruptions == _MAX_INTERRUPTIONS:
@@ -211,18 +216,18 @@ class _Request:
 
     def _ask(self, images: Sequence[Any], results: list[Any]) -> None:
         """Asks a decoder about images and appends its answers to `results`, also when it dies at a later image."""
-        with self.pool.decoder(self.processes) as decoder:
+        with self.pool.child(self.processes) as child:
             if "reader" in self.header:
-                decoder.ask({**self.header, "places": images}, ())
-                decoder.answer(self.seconds, may_wait=True)  # it has read them
+                child.ask({**self.header, "places": images}, ())
+                child.answer(self.seconds, may_wait=True)  # it has read them
             else:
-                decoder.ask(self.header, images)
+                child.ask(self.header, images)
             while len(results) < len(images):
-                header, bodies = decoder.answer(self.seconds)
+                header, bodies = child.answer(self.seconds)
                 try:
                     results += self._read_all(images[len(results) :], header["answers"], bodies)
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    raise DecoderDied("it sent an invalid answer") from error
+                    raise ChildDied("it sent an invalid answer") from error
 
     def _read_all(self, images: Sequence[Any], answers: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
         if not 0 < len(answers) <= len(images):
@@ -254,7 +259,7 @@ def _crash(cause: str) -> BadImage:
 
 def _replace_pool() -> None:
     global _pool  # noqa: PLW0603
-    _pool = Pool()
+    _pool = _new_pool()
 
 
 # A forked process must not talk to the decoders of its parent; sockets and processes stay with the parent.

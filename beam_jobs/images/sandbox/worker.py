@@ -1,22 +1,10 @@
-"""A decoder process, which answers requests with the functions of `_HANDLERS`, and the fork server that starts it.
-
-The fork server has imported every module and runs no thread, so a fork is safe and fast. `pool` starts it with one
-end of a socket as its argument. Each message on the socket holds the socket of a new decoder and a pipe, to which the
-fork server writes the exit status of the decoder. It ends with the process that started it.
-"""
+"""A decoder process, which answers requests with the functions of `_HANDLERS`."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import os
 import resource
-import select
-import signal
 import socket
-import struct
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,20 +14,20 @@ import cv2
 import psutil
 import tensorflow as tf
 
+from beam_jobs.common import fork_server
+from beam_jobs.common.process_pool import PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images import header_check, process, thumbnail
 from beam_jobs.images.annotations import normalise_mask
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox import pack_facts
-from beam_jobs.images.sandbox.pool import PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
 
 MEMORY_BYTES = 2 << 30  # on top of the memory at the start; 64 megapixels of 4 x 8 bits take an eighth of it
 LOT_BYTES = 64 << 20  # of the files of a request, the last one left out; their source says at most 4 MiB
 BATCH_S = 0.05  # how long an answer waits for more of them
-IDLE_S = 60.0  # a decoder without work ends after this time, to release its memory
 # An image that is too large for the memory raises one of these, in Python or TensorFlow.
 _MEMORY_ERRORS = (MemoryError, tf.errors.ResourceExhaustedError)
 
@@ -50,7 +38,7 @@ Handler = Callable[[bytes], Answer]
 def serve(connection: socket.socket) -> None:
     """Answers requests until the peer ends or sends none for a minute."""
     _limit_resources()
-    set_timeout(connection, IDLE_S)
+    set_timeout(connection, fork_server.IDLE_S)
     try:
         send(connection, {"pid": os.getpid()})
         while True:
@@ -169,76 +157,6 @@ _HANDLERS: dict[str, Callable[[dict[str, Any]], Handler]] = {
 }
 
 
-STATUS = struct.Struct("<i")  # as `os.waitpid` gives it
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
-
-
 def main() -> None:
     """Forks decoders until the parent process closes the socket."""
-    # Ctrl-C reaches every process of a terminal; the parent process decides when this one ends.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # a garbage collection in a decoder would copy the pages that all decoders share
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        _ForkServer(control).run()
-
-
-class _ForkServer:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._pipes: dict[int, int] = {}  # process id -> pipe for the exit status
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)  # as `signal.set_wakeup_fd` requires
-
-    def run(self) -> None:
-        signal.set_wakeup_fd(self._wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the pipe
-        while True:
-            ready, _, _ = select.select([self._control.fileno(), self._woken], [], [], IDLE_S)
-            if self._woken in ready:
-                os.read(self._woken, 4096)
-                self._reap()
-            if self._control.fileno() in ready and not self._fork():
-                break
-            if not ready and not self._pipes:
-                break
-        for pid in self._pipes:
-            os.kill(pid, signal.SIGKILL)  # it may work on an image that takes forever
-
-    def _reap(self) -> None:
-        while self._pipes:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            pipe = self._pipes.pop(pid)
-            with contextlib.suppress(OSError):  # the reader has closed the pipe
-                os.write(pipe, STATUS.pack(status))
-            os.close(pipe)
-
-    def _fork(self) -> bool:
-        """Starts a decoder for the next message; returns False when the socket is closed."""
-        message, (*descriptors,), _, _ = socket.recv_fds(self._control, 1, 2)
-        if not message:
-            return False
-        connection, pipe = descriptors
-        pid = os.fork()
-        if not pid:
-            self._become_decoder(connection, pipe)
-        os.close(connection)
-        self._pipes[pid] = pipe
-        return True
-
-    def _become_decoder(self, connection: int, pipe: int) -> None:
-        code = 1
-        try:
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in (pipe, self._woken, self._wake, self._control.detach(), *self._pipes.values()):
-                os.close(descriptor)
-            with socket.socket(fileno=connection) as decoder_socket:
-                serve(decoder_socket)
-            code = 0
-        finally:
-            os._exit(code)  # exit handlers and open files belong to the fork server
+    fork_server.run(serve)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.common import child_python
-from beam_jobs.images.sandbox.pool import Pool
+from beam_jobs.common.process_pool import Pool
 from beam_jobs.runners import flink_job_server
 from pipeline.doctor import flink, local, orchestrators
 from tests.make_images import jpeg
@@ -51,9 +51,9 @@ def hostile(tmp_path, monkeypatch) -> Path:
 
 
 def decode(tmp_path):
-    pool = Pool()
-    with pool.decoder(1) as decoder:
-        assert decoder.pid
+    pool = Pool("beam_jobs.images.sandbox.worker", "no start")
+    with pool.child(1) as child:
+        assert child.pid
     pool.close()
 
 

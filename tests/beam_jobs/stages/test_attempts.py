@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import google_crc32c
 import pytest
@@ -16,7 +17,7 @@ from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import transforms
+from beam_jobs.stages import transforms, write
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path, rejects_path
 from beam_jobs.stages.scan import Bucket, scan
 from beam_jobs.stages.write import load_sidecar, write_shard
@@ -126,8 +127,8 @@ def test_a_job_that_does_everything_twice_at_once_loses_nothing(place, monkeypat
     clean = kill.options_of(str(source), tmp_path / "clean")
     ingest.run(clean)
     seeds = itertools.count()
-    twice(monkeypatch, "examine_bucket", seeds, place)
-    twice(monkeypatch, "write_shard", seeds, place)
+    twice(monkeypatch, transforms, "examine_bucket", seeds, place)
+    twice(monkeypatch, write, "write_shard", seeds, place)
     counts = ingest.run(IngestOptions(source=str(source), out=place, **kill.OPTIONS)).counts
     assert counts.found == counts.written + sum(counts.rejects.values()) + counts.duplicates_dropped == 29
     names = [name for name, *_ in storage.list_objects(place)] if storage.is_remote(place) else files_under(Path(place))
@@ -136,12 +137,12 @@ def test_a_job_that_does_everything_twice_at_once_loses_nothing(place, monkeypat
     assert manifest.load(place).digest == manifest.load(clean.out).digest
 
 
-def twice(monkeypatch: pytest.MonkeyPatch, name: str, seeds: Iterator[int], place: str) -> None:
+def twice(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, seeds: Iterator[int], place: str) -> None:
     """Has a worker do each unit of work twice at the same time."""
-    real = getattr(transforms, name)
+    real = getattr(module, name)
 
     def run(unit, task):
         outcomes = Turns(next(seeds), place).run(partial(real, unit, task), partial(real, unit, task))
         return outcomes[0]
 
-    monkeypatch.setattr(transforms, name, run)
+    monkeypatch.setattr(module, name, run)

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from beam_jobs.common import process_pool as pool
+from beam_jobs.common.process_pool import Child, ChildDied, PoolClosed
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage, FeedlineError, Unreadable
 from beam_jobs.images import annotations, sandbox
 from beam_jobs.images import process as images
 from beam_jobs.images.normalise import geometry
-from beam_jobs.images.sandbox import pool
-from beam_jobs.images.sandbox.pool import Decoder, DecoderDied, Pool, PoolClosed
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs.broken_decoder import broken_decoders
@@ -178,7 +178,7 @@ def test_an_image_whose_decoder_waits_without_computing_is_rejected_by_the_clock
 class Stand:
     """A decoder that is another process in truth: the test speaks for it, through `theirs` and `status`."""
 
-    decoder: Decoder
+    decoder: Child
     theirs: socket.socket
     status: int
     process: subprocess.Popen
@@ -189,7 +189,7 @@ def stand():
     ours, theirs = pool._socket_pair()
     status, write_end = os.pipe()
     with subprocess.Popen(["sleep", "100"]) as process:
-        yield Stand(Decoder(ours, status, process.pid), theirs, write_end, process)
+        yield Stand(Child(ours, status, process.pid), theirs, write_end, process)
         process.kill()
     theirs.close()
     os.close(write_end)
@@ -220,7 +220,7 @@ def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended
     monkeypatch.setattr(pool, "_MAX_PAUSES", 1)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
     stand.theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies"')
-    with pytest.raises(DecoderDied, match="it was ended") as died:
+    with pytest.raises(ChildDied, match="it was ended") as died:
         stand.decoder.answer(60)
     assert died.value.interrupted
     stand.decoder.end()
@@ -229,7 +229,7 @@ def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended
 
 def test_a_decoder_that_sends_invalid_frames_and_stays_is_to_blame(stand):
     stand.theirs.sendall(pool._FRAME_SIZE.pack(2) + b"[]")
-    with pytest.raises(DecoderDied, match="it sent an invalid answer") as died:
+    with pytest.raises(ChildDied, match="it sent an invalid answer") as died:
         stand.decoder.answer(60)
     assert not died.value.interrupted
     stand.decoder.end()
@@ -246,7 +246,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
     together = threading.Barrier(5)
 
     def take():
-        with sandbox._pool.decoder(5):
+        with sandbox._pool.child(5):
             together.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(5)]
@@ -261,7 +261,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
         while one.is_running:
             time.sleep(0.05)
     if not noticed:  # they end in the very moment in which they are taken
-        monkeypatch.setattr(Decoder, "is_running", True)
+        monkeypatch.setattr(Child, "is_running", True)
     assert looked_at(GOOD) == expected(GOOD)
 
 
@@ -389,7 +389,7 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('no such library')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     wanted = "the processes that decode images do not start: .*no such library"
-    with pytest.raises(FeedlineError, match=wanted), Pool().decoder(1):
+    with pytest.raises(FeedlineError, match=wanted), sandbox._new_pool().child(1):
         pass
 
 
@@ -431,8 +431,8 @@ def test_a_decoder_that_sends_invalid_answers_is_taken_for_dead(frame, monkeypat
         taken.append(real(self, seconds))
         return (frame, []) if len(taken) <= 4 else taken[-1]
 
-    real = Decoder.answer
-    monkeypatch.setattr(Decoder, "answer", answer)
+    real = Child.answer
+    monkeypatch.setattr(Child, "answer", answer)
     bad, good = looked_at(GOOD[:2])  # once together, three times alone
     assert (bad.reason.value, bad.detail) == (
         "decoder_crashed",

@@ -1,7 +1,7 @@
-"""The decoders of this process: started when they are needed, replaced when they die, ended when they hang.
+"""Child processes that do a kind of work: started when needed, replaced when they die, ended when they hang.
 
-A message in either direction consists of a JSON header and binary bodies. Nothing is unpickled: a decoder that a
-hostile image has taken over can only send wrong answers.
+A message in either direction consists of a JSON header and binary bodies. Answers are never unpickled: a decoder that a
+hostile image has taken over can only send wrong ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from beam_jobs.common import child_python
+from beam_jobs.common.fork_server import STATUS
 from beam_jobs.errors import FeedlineError
 
 _FRAME_SIZE = struct.Struct("<I")  # of the header
@@ -123,20 +124,19 @@ def _receive_exactly(connection: socket.socket, size: int, may_wait: bool) -> by
 _STARTING_S = 300.0  # for the import of TensorFlow, on a busy machine
 _POLL_S = 1.0
 _CLOCK_FACTOR = 10  # clock time per computing time: a machine that swaps or is busy is not the fault of the image
-_ENDING_S = 10.0  # from the end of a decoder to the status that the fork server sends
-_STATUS_BYTES = 4  # the size of `worker.STATUS`, which is not imported: this process needs no TensorFlow
+_ENDING_S = 10.0  # from the end of a child to the status that the fork server sends
 _ENDED = "it was ended"
 _IDLE = "exit code 0"
 _INTERRUPTIONS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
-# Packages that TensorFlow and Keras import if installed: they take half of the start time, and no decoder needs them.
+# Packages that TensorFlow and Keras import if installed: they take half of the start time, and no child needs them.
 NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
 # Freed pixels stay with the process. Without it, images of some megapixels cost a page fault for every 4 KiB of them.
 _REUSE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}  # bytes, of glibc
 _MAIN = f"""
 sys.modules.update(dict.fromkeys({NOT_IMPORTED}))
-from beam_jobs.images.sandbox.pool import ends_with_peer
+from beam_jobs.common.process_pool import ends_with_peer
 with ends_with_peer(int(sys.argv[1])):
-    from beam_jobs.images.sandbox.worker import main
+    from %s import main
 main()
 """
 _WATCH_S = 0.2
@@ -164,11 +164,11 @@ def ends_with_peer(descriptor: int) -> Iterator[None]:
         thread.join()
 
 
-class DecoderDied(Exception):
-    """The decoder has ended; the message is the cause.
+class ChildDied(Exception):
+    """The child has ended; the message is the cause.
 
     Attributes:
-      interrupted: whether the image need not be the cause: the decoder was ended from outside, as the kernel does when
+      interrupted: whether its work need not be the cause: the child was ended from outside, as the kernel does when
         memory runs out, or ended by itself after a time without work.
     """
 
@@ -178,15 +178,15 @@ class DecoderDied(Exception):
 
 
 class TooSlow(Exception):
-    """The decoder exceeded a time limit; the message holds the time and the limit."""
+    """The child exceeded a time limit; the message holds the time and the limit."""
 
 
 class PoolClosed(FeedlineError):
     """The pool is closed and returns no more answers."""
 
 
-class Decoder:
-    """One decoder process."""
+class Child:
+    """One child process."""
 
     def __init__(self, connection: socket.socket, status: int, pid: int) -> None:
         self._connection = connection
@@ -197,7 +197,7 @@ class Decoder:
 
     @property
     def is_running(self) -> bool:
-        """Whether the decoder still runs; it exits after an idle timeout."""
+        """Whether the child still runs; it exits after an idle timeout."""
         try:
             return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -209,12 +209,12 @@ class Decoder:
         """Sends a request.
 
         Raises:
-          DecoderDied: the decoder has ended.
+          ChildDied: the child has ended.
         """
         try:
             send(self._connection, header, *files)
         except PeerClosed as error:
-            raise DecoderDied(self._cause()) from error
+            raise ChildDied(self._cause()) from error
 
     def answer(self, seconds: float, may_wait: bool = False) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the next answer.
@@ -224,8 +224,8 @@ class Decoder:
           may_wait: whether the limit of clock time counts only for a stopped process, because a disk may take longer.
 
         Raises:
-          DecoderDied: the decoder has ended without an answer.
-          TooSlow: the decoder exceeds a limit.
+          ChildDied: the child has ended without an answer.
+          TooSlow: the child exceeds a limit.
         """
         start, start_cpu_s = time.monotonic(), self._cpu_seconds()
         while (answer := self._receive()) is None:
@@ -253,9 +253,9 @@ class Decoder:
         try:
             return receive(self._connection)
         except InvalidFrame as error:
-            raise DecoderDied("it sent an invalid answer") from error
+            raise ChildDied("it sent an invalid answer") from error
         except PeerClosed as error:
-            raise DecoderDied(self._cause()) from error
+            raise ChildDied(self._cause()) from error
         except ReceiveTimeout:
             return None
 
@@ -276,8 +276,8 @@ class Decoder:
         poll = select.poll()
         poll.register(self._status, select.POLLIN)
         if not self._exit_status and poll.poll(seconds * 1000):
-            self._exit_status = os.read(self._status, _STATUS_BYTES)
-        return len(self._exit_status) == _STATUS_BYTES
+            self._exit_status = os.read(self._status, STATUS.size)
+        return len(self._exit_status) == STATUS.size
 
     def _cause(self) -> str:
         """Returns the cause of the end; unknown if the fork server has died too, or one of them is stopped."""
@@ -290,77 +290,84 @@ class Decoder:
 
 
 class Pool:
-    """A pool of decoders; threads wait while all are busy."""
+    """A pool of children; threads wait while all are busy."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, no_start: str) -> None:
+        """Stores what the children are; none is started.
+
+        Args:
+          module: name of the module whose `main` runs their fork server.
+          no_start: message when they do not start, with `{}` for the cause.
+        """
+        self._module, self._no_start = module, no_start
         self._change = threading.Condition()
-        self._idle: list[Decoder] = []
-        self._busy: set[Decoder] = set()
+        self._idle: list[Child] = []
+        self._busy: set[Child] = set()
         self._in_use = 0
         self._closed = False
         self._fork_server: _ForkServer | None = None
 
     @contextlib.contextmanager
-    def decoder(self, limit: int) -> Iterator[Decoder]:
-        """Provides a decoder; it is ended if the caller leaves the context with an exception.
+    def child(self, limit: int) -> Iterator[Child]:
+        """Provides a child; it is ended if the caller leaves the context with an exception.
 
         Args:
-          limit: maximum number of decoders in use.
+          limit: maximum number of children in use.
         """
-        decoder = self._acquire(limit)
+        child = self._acquire(limit)
         succeeded = False
         try:
-            yield decoder
+            yield child
             succeeded = True
         finally:
-            self._release(decoder, succeeded)
+            self._release(child, succeeded)
 
     def start(self) -> None:
-        """Starts the fork server, which imports TensorFlow for all decoders, and does not wait for it."""
+        """Starts the fork server, which imports what all children need, and does not wait for it."""
         with self._change:
             if not (self._closed or self._fork_server):
-                self._fork_server = _ForkServer()
+                self._fork_server = _ForkServer(self._module)
 
     def close(self) -> None:
-        """Ends all decoders, also busy ones; threads that wait for answers get `PoolClosed`."""
+        """Ends all children, also busy ones; threads that wait for answers get `PoolClosed`."""
         with self._change:
             self._closed = True
-            for decoder in (*self._idle, *self._busy):
-                decoder.kill()
+            for child in (*self._idle, *self._busy):
+                child.kill()
             if self._fork_server:
                 self._fork_server.close()
             self._change.notify_all()
 
-    def _acquire(self, limit: int) -> Decoder:
+    def _acquire(self, limit: int) -> Child:
         with self._change:
             self._change.wait_for(lambda: self._closed or self._in_use < limit)
             self._check_open()
             self._in_use += 1
             while self._idle:
-                decoder = self._idle.pop()
-                if decoder.is_running:
-                    self._busy.add(decoder)
-                    return decoder
-                decoder.end()
+                child = self._idle.pop()
+                if child.is_running:
+                    self._busy.add(child)
+                    return child
+                child.end()
         try:
-            decoder = self._start()
+            child = self._start()
         except BaseException:
             with self._change:
                 self._in_use -= 1
                 self._change.notify()
             raise
         with self._change:
-            self._busy.add(decoder)
-        return decoder
+            self._busy.add(child)
+        return child
 
-    def _release(self, decoder: Decoder, succeeded: bool) -> None:
+    def _release(self, child: Child, succeeded: bool) -> None:
         with self._change:
             self._in_use -= 1
-            self._busy.discard(decoder)
+            self._busy.discard(child)
             if succeeded and not self._closed:
-                self._idle.append(decoder)
+                self._idle.append(child)
             else:
-                decoder.end()
+                child.end()
             self._change.notify()
             self._check_open()
 
@@ -368,12 +375,12 @@ class Pool:
         if self._closed:
             raise PoolClosed("the ingest was stopped")
 
-    def _start(self) -> Decoder:
+    def _start(self) -> Child:
         for _ in range(2):  # the first attempt may fail: a fork server ends by itself after a time without work
             with self._change:
                 self._check_open()
                 if self._fork_server is None:
-                    self._fork_server = _ForkServer()
+                    self._fork_server = _ForkServer(self._module)
                 fork_server = self._fork_server
             with contextlib.suppress(PeerClosed):
                 return fork_server.start()
@@ -382,20 +389,21 @@ class Pool:
                     self._fork_server = None
             cause = fork_server.last_error()
             fork_server.close()
-        raise FeedlineError(f"the processes that decode images do not start: {cause}")
+        raise FeedlineError(self._no_start.format(cause))
 
 
 class _ForkServer:
-    """The fork server of `worker`: a child process from which the decoders are forked."""
+    """A fork server: a process from which the children are forked."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._control, theirs = _socket_pair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process fails
         self._sending = threading.Lock()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
+            code, end = _MAIN % module, str(theirs.fileno())
             self._process = subprocess.Popen(  # noqa: S603 - this very Python, on this very code
-                child_python.command(_MAIN, str(theirs.fileno()), flags=("-W", "ignore"), working_directory=False),
+                child_python.command(code, end, flags=("-W", "ignore"), working_directory=False),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
@@ -408,8 +416,8 @@ class _ForkServer:
                 },
             )
 
-    def start(self) -> Decoder:
-        """Returns a new decoder.
+    def start(self) -> Child:
+        """Returns a new child.
 
         Raises:
           PeerClosed: the fork server has ended.
@@ -432,7 +440,7 @@ class _ForkServer:
             os.close(status)
             ours.close()
             raise PeerClosed(str(error)) from error
-        return Decoder(ours, status, pid)
+        return Child(ours, status, pid)
 
     def last_error(self) -> str:
         """Returns the last line of standard error after the end of the process."""
@@ -443,7 +451,7 @@ class _ForkServer:
         return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
 
     def close(self) -> None:
-        """Ends the process and the decoders."""
+        """Ends the process and its children."""
         self._control.close()
         self._process.kill()
         self._process.wait()

@@ -1,0 +1,99 @@
+"""A fork server: starts processes that have imported every module already.
+
+It runs no thread, so a fork is safe and fast. `pool` starts it with one end of a socket as its argument. Each message
+on the socket holds the socket of a new process and a pipe, to which the fork server writes the exit status of the
+process. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+STATUS = struct.Struct("<i")  # as `os.waitpid` gives it
+IDLE_S = 60.0  # a process without work ends after this time, to release its memory
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def run(serve: Callable[[socket.socket], None]) -> None:
+    """Forks processes until the parent process closes the socket.
+
+    Args:
+      serve: what a process does with its end of the socket.
+    """
+    # Ctrl-C reaches every process of a terminal; the parent process decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # a garbage collection in a child would copy the pages that all of them share
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        _ForkServer(control, serve).run()
+
+
+class _ForkServer:
+    def __init__(self, control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        self._control = control
+        self._serve = serve
+        self._pipes: dict[int, int] = {}  # process id -> pipe for the exit status
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)  # as `signal.set_wakeup_fd` requires
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(self._wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the pipe
+        while True:
+            ready, _, _ = select.select([self._control.fileno(), self._woken], [], [], IDLE_S)
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._fork():
+                break
+            if not ready and not self._pipes:
+                break
+        for pid in self._pipes:
+            os.kill(pid, signal.SIGKILL)  # its work may take forever
+
+    def _reap(self) -> None:
+        while self._pipes:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            pipe = self._pipes.pop(pid)
+            with contextlib.suppress(OSError):  # the reader has closed the pipe
+                os.write(pipe, STATUS.pack(status))
+            os.close(pipe)
+
+    def _fork(self) -> bool:
+        """Starts a process for the next message; returns False when the socket is closed."""
+        message, (*descriptors,), _, _ = socket.recv_fds(self._control, 1, 2)
+        if not message:
+            return False
+        connection, pipe = descriptors
+        pid = os.fork()
+        if not pid:
+            self._become_child(connection, pipe)
+        os.close(connection)
+        self._pipes[pid] = pipe
+        return True
+
+    def _become_child(self, connection: int, pipe: int) -> None:
+        code = 1
+        try:
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (pipe, self._woken, self._wake, self._control.detach(), *self._pipes.values()):
+                os.close(descriptor)
+            with socket.socket(fileno=connection) as child_socket:
+                self._serve(child_socket)
+            code = 0
+        finally:
+            os._exit(code)  # exit handlers and open files belong to the fork server

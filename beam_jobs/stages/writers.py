@@ -1,0 +1,166 @@
+"""Shards written by several processes of one machine: encoding a record holds the interpreter lock.
+
+A process writes one shard at a time, with the function that a worker of a cluster calls. It decodes nothing and opens
+no connection. One that dies is replaced; its shard is written again, which `write.write_shard` allows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.common import child_python, fork_server
+from beam_jobs.common.process_pool import ChildDied, PeerClosed, Pool, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common.system import Progress, local_progress, repeat
+from beam_jobs.errors import FeedlineError
+from beam_jobs.options import HttpOptions, PixelOptions
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import write
+from beam_jobs.stages.write import ShardTask, WriteTask
+
+# Fewer images are written before the processes have started.
+MIN_IMAGES = 4096
+_PROGRESS_S = 0.5
+_MAX_DEATHS = 3  # of processes that write one shard
+_FOREVER = float("inf")  # a disk may take any time
+
+
+def write_or_note(shard: ShardTask, task: WriteTask) -> dict[str, int]:
+    """Writes a shard as `write.write_shard` does, or a note about the image that prevents it.
+
+    Returns:
+      name -> number: `written_shards`, `resumed_shards`, `images` and `bytes`; or `failed_shards` alone.
+
+    Raises:
+      FeedlineError: the processes of `task.processes` do not start, or die again and again, or `stop` was called.
+      OSError: a local disk cannot be read or written.
+    """
+    return _ask(shard, task) if task.processes else _write_here(shard, task)
+
+
+def _write_here(shard: ShardTask, task: WriteTask) -> dict[str, int]:
+    try:
+        written = write.write_shard(shard, task)
+    except (FeedlineError, OSError) as error:
+        if isinstance(error, OSError) and not storage.is_remote(task.out):
+            raise  # `disk.explain_errors` adds the cause
+        write.write_failure_note(shard, task, error)
+        return {"failed_shards": 1}
+    sidecar = write.load_sidecar(task.work, shard)
+    counts = {"images": sidecar.records, "bytes": sidecar.shard.bytes if written else 0}
+    return {**counts, "written_shards": int(written), "resumed_shards": int(not written)}
+
+
+def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
+    request = {"shard": asdict(shard), "task": asdict(task)}
+    done = Progress()
+    for _ in range(_MAX_DEATHS):
+        try:
+            with _pool.child(task.processes) as writer:
+                writer.ask(request, ())
+                while "outcome" not in (answer := writer.answer(_FOREVER)[0]):
+                    new = Progress(*answer["done"])
+                    local_progress.add(Progress(new.images - done.images, new.bytes - done.bytes))
+                    done = new
+        except ChildDied as died:
+            cause = died
+            continue
+        return _outcome(answer)
+    raise FeedlineError(
+        f"the process that writes {shard.split}/{shard.name} ended {_MAX_DEATHS} times ({cause}); make sure that "
+        "memory is free and run it again, or with --threads 1, which starts no such process"
+    )
+
+
+def _outcome(answer: dict[str, Any]) -> dict[str, int]:
+    if error := answer.get("error"):
+        raise OSError(*error)
+    if bug := answer.get("bug"):
+        raise RuntimeError(bug)
+    counts: dict[str, int] = answer["outcome"]
+    return counts
+
+
+def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: int) -> int:
+    """Returns the number of processes to write local shards with; 0 for none but this one.
+
+    Other processes would unpack a compressed archive again, each of them; a store is waited for in threads.
+
+    Args:
+      task: parameters of the shards.
+      images: number of images.
+      shards: the shards.
+      threads: number of threads for all of them.
+    """
+    shards = list(shards)
+    number = min(threads, len(shards))
+    if images < MIN_IMAGES or number < 2:
+        return 0
+    rows = shards[0].rows.read()  # in a random order, as those of each shard
+    places = zip(rows["uri"].to_pylist(), rows["slice"].to_pylist(), strict=True)
+    return number if task.reader.are_plain(places) else 0
+
+
+def stop() -> None:
+    """Ends all processes, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
+    _pool.close()
+
+
+def main() -> None:
+    """Forks processes that write, until the parent process closes the socket."""
+    fork_server.run(_serve)
+
+
+def _serve(connection: socket.socket) -> None:
+    """Writes the shards that the peer names until it ends or names none for a minute."""
+    set_timeout(connection, fork_server.IDLE_S)
+    try:
+        send(connection, {"pid": os.getpid()})
+        while True:
+            request, _ = receive(connection)
+            local_progress.reset()
+            with repeat(_PROGRESS_S, lambda: _send_progress(connection)):
+                answer = _answer(request)
+            _send_progress(connection)
+            send(connection, answer)
+    except (PeerClosed, ReceiveTimeout):
+        return
+
+
+def _send_progress(connection: socket.socket) -> None:
+    done = local_progress.read()
+    send(connection, {"done": [done.images, done.bytes]})
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    shard, values = ShardTask.from_json(request["shard"]), request["task"]
+    reader = {**values["reader"], "http": HttpOptions(**values["reader"]["http"])}
+    parts = {"reader": Reader(**reader), "pixels": PixelOptions(**values["pixels"])}
+    task = WriteTask(**{**values, **parts, "labels": tuple(values["labels"]), "threads": 1, "processes": 0})
+    try:
+        return {"outcome": _write_here(shard, task)}
+    except OSError as error:
+        number, text, path = error.errno, error.strerror, error.filename
+        return {"outcome": {}, "error": [str(error)] if number is None else [number, text, path]}
+    except Exception:  # noqa: BLE001 - of a bug of ours the job says what it is
+        return {"outcome": {}, "bug": traceback.format_exc()}
+
+
+def _new_pool() -> Pool:
+    return Pool(__name__, "the processes that write shards do not start: {}")
+
+
+def _replace_pool() -> None:
+    global _pool  # noqa: PLW0603
+    _pool = _new_pool()
+
+
+_pool = _new_pool()
+# As for decoders: a forked process must not talk to the children of its parent, and a slow disk must not delay an end.
+os.register_at_fork(after_in_child=_replace_pool)
+child_python.stops.append(stop)
