@@ -331,7 +331,10 @@ class _Ingest:
     @property
     def _reader(self) -> Reader:
         base = self.source.base if storage.is_remote(self.source.base) else os.path.abspath(self.source.base)
-        return Reader(base=base, max_bytes=self.options.limits.max_bytes, work=self.work, http=self.options.http)
+        http = self.options.http
+        if isinstance(self.make_pipeline, ServicePipelines):  # each process has its own limit
+            http = dataclasses.replace(http, per_host=max(1, http.per_host // self.make_pipeline.processes))
+        return Reader(base=base, max_bytes=self.options.limits.max_bytes, work=self.work, http=http)
 
     def _scan(self, salt: str, hidden: HiddenNames) -> Scan:
         started = time.monotonic()

@@ -7,6 +7,7 @@ hostile image has taken over can only send wrong ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -390,6 +391,36 @@ class Pool:
             cause = fork_server.last_error()
             fork_server.close()
         raise FeedlineError(self._no_start.format(cause))
+
+
+class OwnPool:
+    """The pool of this process: another one after `close`, and in a forked process.
+
+    A forked process must not talk to the children of its parent, and children must not delay the end of this process.
+
+    Attributes:
+      pool: the pool.
+    """
+
+    def __init__(self, module: str, no_start: str) -> None:
+        """Makes a pool; for the arguments see `Pool`."""
+        self._make = functools.partial(Pool, module, no_start)
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+        child_python.stops.append(self.stop)
+
+    def stop(self) -> None:
+        """Ends all children, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
+        self.pool.close()
+
+    def close(self) -> None:
+        """Ends all children, also busy ones; later calls start new ones."""
+        old = self.pool
+        self._renew()
+        old.close()
+
+    def _renew(self) -> None:
+        self.pool = self._make()
 
 
 class _ForkServer:

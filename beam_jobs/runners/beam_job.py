@@ -92,6 +92,7 @@ class ServicePipelines(Protocol):
     """A `MakePipeline` of a service."""
 
     engine: str  # its name, one of `ENGINES`
+    processes: int  # largest number of processes that do the work at a time
 
     def __call__(self) -> beam.Pipeline:
         """Returns a new pipeline."""

@@ -352,7 +352,7 @@ class Options(settings.Options):
         if "--no_auth" not in self.beam_args and (reason := gcs.missing_login()):
             raise OptionError(reason)
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:
-            yield dataflow_jobs.Pipelines(self.arguments(directory), self.job_name, self.pool.workers)
+            yield dataflow_jobs.Pipelines(self.arguments(directory), self.job_name, self.pool)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:
         """Estimates machines, time, vCPU hours and requests of some work, and the cost if a price is set."""

@@ -28,6 +28,7 @@ from apache_beam.transforms.environments import DockerEnvironment
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners.beam_job import NoAnswer, StagePipeline, last_line
+from beam_jobs.runners.cost_estimate import DataflowPool
 from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
@@ -98,22 +99,23 @@ class Pipelines:
     Args:
       arguments: arguments of Beam for every job.
       name: the jobs are called NAME-examine, NAME-write and NAME-verify.
-      workers: units of work -> workers to begin with, unless the arguments name a number.
+      pool: the workers; it says with how many a job begins, unless the arguments name a number.
     """
 
     engine = "dataflow"
 
-    def __init__(self, arguments: Sequence[str], name: str, workers: Callable[[int], int]) -> None:
+    def __init__(self, arguments: Sequence[str], name: str, pool: DataflowPool) -> None:
         # The store of the source is used before there is a pipeline, and should get the same options.
         FileSystems.set_options(PipelineOptions(list(arguments)))
         self._arguments = arguments
         self._name = name
-        self._workers = workers
+        self._pool = pool
+        self.processes = pool.max_workers * pool.cores
 
     def __call__(self) -> beam.Pipeline:
         """Returns a new pipeline."""
         pipeline = _Pipeline(options=PipelineOptions(list(self._arguments)))
-        pipeline.name, pipeline.workers = self._name, self._workers
+        pipeline.name, pipeline.workers = self._name, self._pool.workers
         return pipeline
 
     def attach(self, address: Mapping[str, Any]) -> _Job | None:

@@ -33,6 +33,7 @@ class Pipelines:
 
     Args:
       arguments: arguments of Beam's Flink runner.
+      processes: number of worker processes.
       retries: largest number of further attempts of a job.
       name: name of the jobs, unique to a run; they are found and cancelled by it.
       url: URL of the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
@@ -40,8 +41,9 @@ class Pipelines:
 
     engine = "flink"
 
-    def __init__(self, arguments: Sequence[str], retries: int, name: str, url: str = "") -> None:
+    def __init__(self, arguments: Sequence[str], processes: int, retries: int, name: str, url: str = "") -> None:
         self._arguments = [*arguments, f"--job_name={name}"]
+        self.processes = processes
         self._retries = retries
         self._cluster = Cluster(url, name) if url else None
 

@@ -6,8 +6,9 @@ A container is a tar or zip archive, a TFRecord file, or a spool of the ingest i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.dataset import record
@@ -95,6 +96,11 @@ class Reader:
     max_bytes: int
     work: str = ""
     http: HttpOptions = field(default_factory=HttpOptions)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Reader:
+        """Returns the reader of which `dataclasses.asdict` gave the values."""
+        return cls(**{**values, "http": HttpOptions(**values["http"])})
 
     def read(self, uri: str, slice_text: str = "") -> bytes:
         """Returns the bytes of an image, at most `max_bytes` + 1.

@@ -26,7 +26,7 @@ from beam_jobs.images.annotations import check_annotations
 from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import Reject, RejectReason
-from beam_jobs.sources import http_fetch
+from beam_jobs.sources import fetchers, http_fetch
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
 from beam_jobs.stages import resume
 from beam_jobs.stages.scan import Bucket
@@ -149,7 +149,7 @@ class _GoodImage(NamedTuple):
     mask_crc32c: int = 0
 
 
-_File = tuple[_Image, bytes | BadImage | Unreadable | None]  # content, or why it was not read; None: a decoder reads it
+_File = tuple[_Image, fetchers.Content | None]  # content, or why it was not read; None: a decoder reads it
 _Outcome = tuple[_Image, _GoodImage | Reject | Unreadable]
 
 
@@ -330,29 +330,22 @@ def _outcomes(refs: pa.Table, task: ExamineTask) -> Iterator[_Outcome]:
     columns = [refs[name].to_pylist() for name in ("key", "uri", "slice", "bytes", "annotations")]
     images = [_Image(*values) for values in zip(range(len(refs)), *columns, strict=True)]
     places = [(image.uri, image.slice) for image in images]
-    files: Generator[_File, None, None] = ((image, None) for image in images)
+    contents: Generator[fetchers.Content | None, None, None] = (None for _ in images)
     reader: Reader | None = task.reader
     lot_images = _LOT_IMAGES if task.pixels.policy == "copy" else CHUNK_ITEMS  # new bytes stay in memory
     if not task.reader.are_plain(places):
         reader, lot_images = None, CHUNK_ITEMS  # because a lot waits for the slowest server
-        files = map_ordered(partial(_read, task=task), images, task.reader.threads(places, task.threads))
+        contents = fetchers.read_all(task.reader, places, task.threads)
     try:
-        lots = chunks_by_size(files, _size, lot_images)
+        lots = chunks_by_size(zip(images, contents, strict=True), _size, lot_images)
         for outcomes in map_ordered(partial(_examine, task=task, reader=reader), lots, task.threads):
             yield from outcomes
     except KeyboardInterrupt as interrupt:
-        files.throw(interrupt)  # closing it would wait for the running downloads
+        contents.throw(interrupt)  # closing it would wait for the running downloads
 
 
 def _size(file: _File) -> int:
     return file[0].bytes if file[1] is None else len(file[1]) if isinstance(file[1], bytes) else 0
-
-
-def _read(image: _Image, task: ExamineTask) -> _File:
-    try:
-        return image, task.reader.read(image.uri, image.slice)
-    except (BadImage, Unreadable) as error:
-        return image, error
 
 
 def _examine(files: list[_File], task: ExamineTask, reader: Reader | None) -> list[_Outcome]:

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common import child_python, fork_server
-from beam_jobs.common.process_pool import ChildDied, PeerClosed, Pool, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common import fork_server
+from beam_jobs.common.process_pool import ChildDied, OwnPool, PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.common.system import Progress, local_progress, repeat
 from beam_jobs.errors import FeedlineError
-from beam_jobs.options import HttpOptions, PixelOptions
+from beam_jobs.options import PixelOptions
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import write
 from beam_jobs.stages.write import ShardTask, WriteTask
@@ -29,6 +29,8 @@ _PROGRESS_S = 0.5
 _MAX_DEATHS = 3  # of processes that write one shard
 _FOREVER = float("inf")  # a disk may take any time
 
+_own = OwnPool(__name__, "the processes that write shards do not start: {}")
+
 
 def write_or_note(shard: ShardTask, task: WriteTask) -> dict[str, int]:
     """Writes a shard as `write.write_shard` does, or a note about the image that prevents it.
@@ -37,7 +39,7 @@ def write_or_note(shard: ShardTask, task: WriteTask) -> dict[str, int]:
       name -> number: `written_shards`, `resumed_shards`, `images` and `bytes`; or `failed_shards` alone.
 
     Raises:
-      FeedlineError: the processes of `task.processes` do not start, or die again and again, or `stop` was called.
+      FeedlineError: the processes of `task.processes` do not start, or die again and again, or the ingest was stopped.
       OSError: a local disk cannot be read or written.
     """
     return _ask(shard, task) if task.processes else _write_here(shard, task)
@@ -61,7 +63,7 @@ def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
     done = Progress()
     for _ in range(_MAX_DEATHS):
         try:
-            with _pool.child(task.processes) as writer:
+            with _own.pool.child(task.processes) as writer:
                 writer.ask(request, ())
                 while "outcome" not in (answer := writer.answer(_FOREVER)[0]):
                     new = Progress(*answer["done"])
@@ -106,11 +108,6 @@ def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: in
     return number if task.reader.are_plain(places) else 0
 
 
-def stop() -> None:
-    """Ends all processes, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
-    _pool.close()
-
-
 def main() -> None:
     """Forks processes that write, until the parent process closes the socket."""
     fork_server.run(_serve)
@@ -139,8 +136,7 @@ def _send_progress(connection: socket.socket) -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     shard, values = ShardTask.from_json(request["shard"]), request["task"]
-    reader = {**values["reader"], "http": HttpOptions(**values["reader"]["http"])}
-    parts = {"reader": Reader(**reader), "pixels": PixelOptions(**values["pixels"])}
+    parts = {"reader": Reader.from_json(values["reader"]), "pixels": PixelOptions(**values["pixels"])}
     task = WriteTask(**{**values, **parts, "labels": tuple(values["labels"]), "threads": 1, "processes": 0})
     try:
         return {"outcome": _write_here(shard, task)}
@@ -149,18 +145,3 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"outcome": {}, "error": [str(error)] if number is None else [number, text, path]}
     except Exception:  # noqa: BLE001 - of a bug of ours the job says what it is
         return {"outcome": {}, "bug": traceback.format_exc()}
-
-
-def _new_pool() -> Pool:
-    return Pool(__name__, "the processes that write shards do not start: {}")
-
-
-def _replace_pool() -> None:
-    global _pool  # noqa: PLW0603
-    _pool = _new_pool()
-
-
-_pool = _new_pool()
-# As for decoders: a forked process must not talk to the children of its parent, and a slow disk must not delay an end.
-os.register_at_fork(after_in_child=_replace_pool)
-child_python.stops.append(stop)

@@ -74,7 +74,7 @@ def launch(arguments: Sequence[str]) -> None:
     single = dataclasses.replace(engine, num_workers=1, max_num_workers=1, autoscaling_algorithm="NONE")
     with tempfile.TemporaryDirectory(prefix="feedline-template-") as directory:
         own = [*beam_arguments, *single.arguments(directory)]
-        pipeline = dataflow_jobs.Pipelines(own, engine.job_name, single.pool.workers)()
+        pipeline = dataflow_jobs.Pipelines(own, engine.job_name, single.pool)()
         pipeline | step.label >> step
         pipeline.run()  # the service starts the job after the end of this process
 

@@ -54,7 +54,7 @@ def share_decoders() -> int:
     fork_server = pool._ForkServer("beam_jobs.images.sandbox.worker")
 
     def inherit() -> None:
-        sandbox._pool._fork_server = fork_server
+        sandbox._own.pool._fork_server = fork_server
 
     os.register_at_fork(after_in_child=inherit)
     return fork_server._process.pid

@@ -112,7 +112,7 @@ def _fork_nurseries(requests: socket.socket) -> None:
 
 def workers(kind: str) -> list[int]:
     """Returns the process ids of the workers of this process."""
-    found = sandbox._pool
+    found = sandbox._own.pool
     if kind == "nursery":
         return [found._fork_server._process.pid] if found._fork_server else []
     return [one.pid for one in (*found._idle, *found._busy)]

@@ -84,10 +84,10 @@ class Watch:
     def _look(self) -> None:
         end = time.monotonic() + TIME_S
         while not self._over.wait(0.002):
-            self.busy = max(self.busy, len(sandbox._pool._busy))
+            self.busy = max(self.busy, len(sandbox._own.pool._busy))
             if time.monotonic() > end:
                 self.hang = True
-                sandbox.stop()
+                sandbox._own.stop()
                 return
 
 
@@ -129,7 +129,7 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
     row.tried("good images between them", lost=not set(GOOD) <= kept)
     if not found.hang:
         limits = [decoder.rlimit(psutil.RLIMIT_AS)[0] for decoder in own_decoders()]
-        start = psutil.Process(sandbox._pool._fork_server._process.pid).memory_info().vms
+        start = psutil.Process(sandbox._own.pool._fork_server._process.pid).memory_info().vms
         right = bool(limits) and all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit in limits)
         row.tried(f"limits of {limits} where they start with {start}", wrong=not right)
 
@@ -203,7 +203,7 @@ def test_decoders_that_somebody_stops_cost_time_alone(fault, tmp_path, tries):
 def stop_all(over: threading.Event, stopped: list[int]) -> None:
     """Stops the decoders of the moment in which some are at work, once."""
     while not stopped and not over.wait(0.002):
-        if sandbox._pool._busy:
+        if sandbox._own.pool._busy:
             for one in own_decoders():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.suspend()
@@ -212,6 +212,6 @@ def stop_all(over: threading.Event, stopped: list[int]) -> None:
 
 def own_decoders() -> list[psutil.Process]:
     """Returns the decoders of this process."""
-    pool = sandbox._pool
+    pool = sandbox._own.pool
     numbers = {one.pid for one in (*pool._idle, *pool._busy)}
     return [process for process in psutil.process_iter() if process.pid in numbers]

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_jobs.common import child_python
-from beam_jobs.common.process_pool import ChildDied, Pool, TooSlow
+from beam_jobs.common.process_pool import ChildDied, OwnPool, Pool, TooSlow
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
@@ -30,11 +29,7 @@ _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory cra
 _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image
 
 
-def _new_pool() -> Pool:
-    return Pool("beam_jobs.images.sandbox.worker", "the processes that decode images do not start: {}")
-
-
-_pool = _new_pool()
+_own = OwnPool("beam_jobs.images.sandbox.worker", "the processes that decode images do not start: {}")
 
 
 # The facts about an image as a decoder sends them: data without a parser, its ASCII text first.
@@ -95,7 +90,7 @@ def examine(
     header |= {"limits": dataclasses.asdict(limits), "pixels": dataclasses.asdict(pixels)}
     if reader:
         header["reader"] = [os.path.abspath(reader.base), reader.max_bytes, os.path.abspath(reader.work)]
-    return _Request(_pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
+    return _Request(_own.pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
 
 
 def normalise_mask(
@@ -107,7 +102,7 @@ def normalise_mask(
       BadImage: `data` is not a mask of this image, or takes too long.
     """
     header = {"do": "mask", "geometry": dataclasses.asdict(geometry), "limits": dataclasses.asdict(limits)}
-    request = _Request(_pool, header, limits.max_seconds, processes, _read_mask)
+    request = _Request(_own.pool, header, limits.max_seconds, processes, _read_mask)
     (answer,) = request.answer_all([data])
     if isinstance(answer, BadImage):
         raise answer
@@ -125,7 +120,7 @@ def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, proce
       BadImage: the image is over a limit, cannot be decoded, or takes too long.
     """
     header = {"do": "thumbnail", "limits": dataclasses.asdict(limits), "options": dataclasses.asdict(options)}
-    (answer,) = _Request(_pool, header, limits.max_seconds, processes, _read_thumbnail).answer_all([data])
+    (answer,) = _Request(_own.pool, header, limits.max_seconds, processes, _read_thumbnail).answer_all([data])
     if isinstance(answer, BadImage):
         raise answer
     return answer
@@ -148,7 +143,7 @@ def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[
       height and width of each file, in pixels, or the error.
     """
     header = {"do": "size", "limits": dataclasses.asdict(limits)}
-    return _Request(_pool, header, limits.max_seconds, processes, _read_size).answer_all(images)
+    return _Request(_own.pool, header, limits.max_seconds, processes, _read_size).answer_all(images)
 
 
 def _read_size(_: bytes, answer: dict[str, Any], __: list[bytes]) -> tuple[int, int]:
@@ -157,19 +152,12 @@ def _read_size(_: bytes, answer: dict[str, Any], __: list[bytes]) -> tuple[int, 
 
 def start() -> None:
     """Begins to start the decoders, which takes seconds; the first call of another function would do it."""
-    _pool.start()
-
-
-def stop() -> None:
-    """Ends all decoders, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
-    _pool.close()
+    _own.pool.start()
 
 
 def close() -> None:
     """Ends all decoders, also busy ones; later calls start new ones."""
-    global _pool
-    old, _pool = _pool, _new_pool()
-    old.close()
+    _own.close()
 
 
 @dataclass(frozen=True)
@@ -255,14 +243,3 @@ def _read_examination(_: object, __: dict[str, Any], bodies: list[bytes]) -> Exa
 
 def _crash(cause: str) -> BadImage:
     return BadImage(RejectReason.DECODER_CRASHED, f"the decoder broke down: {cause}")
-
-
-def _replace_pool() -> None:
-    global _pool  # noqa: PLW0603
-    _pool = _new_pool()
-
-
-# A forked process must not talk to the decoders of its parent; sockets and processes stay with the parent.
-os.register_at_fork(after_in_child=_replace_pool)
-# An image that takes long must not delay the end of the process.
-child_python.stops.append(stop)

@@ -275,6 +275,7 @@ class LeftBehind:
     """The pipelines of a service on which a job runs that an earlier command left."""
 
     engine = "far"
+    processes = 1
 
     def __call__(self):
         raise AssertionError("the job is followed, and no other one begins")

@@ -76,7 +76,7 @@ def sent(stage: beam.PTransform, tmp_path, units: int = 0, **fields):
     """Returns a job as Beam's own runner would send it, up to the sending."""
     chosen = options(**fields)
     arguments = [*chosen.arguments(str(tmp_path)), "--dry_run=True"]
-    pipeline = dataflow_jobs.Pipelines(arguments, "test", chosen.pool.workers)()
+    pipeline = dataflow_jobs.Pipelines(arguments, "test", chosen.pool)()
     pipeline.units = units
     _ = pipeline | stage
     return pipeline.run()._result.job

@@ -33,8 +33,7 @@ def used(monkeypatch):
     """Processes also for few images; they end with the test, as those that decode do not."""
     monkeypatch.setattr(writers, "MIN_IMAGES", 2)
     yield
-    writers.stop()
-    writers._replace_pool()
+    writers._own.close()
 
 
 @pytest.fixture
@@ -72,14 +71,14 @@ def test_several_processes_leave_the_bytes_and_the_counts_of_one(options, tmp_pa
     on_request(monkeypatch, lambda child: asked.append(child.pid))
     many, one = Recorder(), Recorder()
     run(options, many)
-    written = [pid for pid in asked if pid in {child.pid for child in writers._pool._idle}]
+    written = [pid for pid in asked if pid in {child.pid for child in writers._own.pool._idle}]
     assert (len(written), len(set(written))) == (many.counters()["written_shards"], 2)
     asked.clear()
     run(replace(options, out=str(tmp_path / "one"), threads=1), one)
     assert many.counters() == one.counters()
     assert many.counters()["images"] == IMAGES
     assert files_under(tmp_path / "out") == files_under(tmp_path / "one")
-    assert not {child.pid for child in writers._pool._idle} & set(asked)
+    assert not {child.pid for child in writers._own.pool._idle} & set(asked)
 
 
 def test_a_shard_that_is_written_is_found(stages, task):
@@ -110,7 +109,7 @@ def test_a_writer_that_dies_is_replaced(options, tmp_path, monkeypatch):
     killed = []
 
     def kill_once(child):
-        if child in writers._pool._busy and len(killed) < 3:
+        if child in writers._own.pool._busy and len(killed) < 3:
             killed.append(child.pid)
             os.kill(child.pid, signal.SIGKILL)
 
@@ -122,7 +121,7 @@ def test_a_writer_that_dies_is_replaced(options, tmp_path, monkeypatch):
 
 def test_writers_that_die_again_and_again_end_the_ingest_which_can_be_continued(options, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        on_request(patch, lambda child: child in writers._pool._busy and os.kill(child.pid, signal.SIGKILL))
+        on_request(patch, lambda child: child in writers._own.pool._busy and os.kill(child.pid, signal.SIGKILL))
         with pytest.raises(FeedlineError) as died:
             run(options)
     assert re.search(r"writes (train|eval)/data-\S+ ended 3 times \(SIGKILL\); make sure that memory", str(died.value))
@@ -205,7 +204,7 @@ def test_a_stop_ends_writers_at_work(stages, task, monkeypatch):
         stopped.set()
 
     on_request(monkeypatch, pause)
-    stopping = threading.Timer(0.5, lambda: stopped.wait(60) and writers.stop())
+    stopping = threading.Timer(0.5, lambda: stopped.wait(60) and writers._own.stop())
     stopping.start()
     pid = []
     on_request(monkeypatch, lambda child: pid.append(child.pid))

@@ -44,7 +44,7 @@ import os, signal, time
 from beam_jobs.common import child_python
 from beam_jobs.images import sandbox
 from pipeline.runs import signals
-assert sandbox.stop in child_python.stops
+assert sandbox._own.stop in child_python.stops
 ended = []
 child_python.stops[:] = [lambda: ended.append(1)]
 signals.install()

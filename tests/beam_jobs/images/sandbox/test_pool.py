@@ -246,7 +246,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
     together = threading.Barrier(5)
 
     def take():
-        with sandbox._pool.child(5):
+        with sandbox._own.pool.child(5):
             together.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(5)]
@@ -254,7 +254,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
         thread.start()
     for thread in threads:
         thread.join()
-    idle = list(sandbox._pool._idle)
+    idle = list(sandbox._own.pool._idle)
     assert len(idle) == 5
     for one in idle:
         one._connection.shutdown(socket.SHUT_WR)  # to the decoder, that is the end of its work
@@ -283,8 +283,8 @@ def test_a_limit_of_time_on_all_sockets_of_the_process_is_none_for_those_of_the_
         for _ in range(10):
             assert looked_at(GOOD) == expected(GOOD)
             time.sleep(0.01)
-        assert len(sandbox._pool._idle) == 1
-        assert sandbox._pool._idle[0].is_running
+        assert len(sandbox._own.pool._idle) == 1
+        assert sandbox._own.pool._idle[0].is_running
     finally:
         socket.setdefaulttimeout(before)
 
@@ -325,7 +325,7 @@ def test_a_stopped_ingest_waits_for_no_decoder():
 
 def test_after_a_stop_nobody_is_served_until_all_is_closed():
     looked_at(GOOD)
-    sandbox.stop()
+    sandbox._own.stop()
     with pytest.raises(PoolClosed):
         looked_at(GOOD)
     sandbox.close()
@@ -344,7 +344,7 @@ def test_a_decoder_holds_tensorflow_and_nothing_of_keras():
     sandbox.close()  # those of the test before end with the process that they came from
     looked_at(GOOD)
     mapped = {
-        entry.path for entry in psutil.Process(sandbox._pool._idle[-1].pid).memory_maps()
+        entry.path for entry in psutil.Process(sandbox._own.pool._idle[-1].pid).memory_maps()
     }  # of the one that was used last
     assert any("/tensorflow/" in path for path in mapped)
     assert not [path for path in mapped if "/jaxlib/" in path or "/sklearn/" in path or "/matplotlib/" in path]
@@ -355,7 +355,7 @@ def test_a_decoder_keeps_the_memory_of_an_image_for_the_next():
     faults = []
     for _ in range(2):
         looked_at([photograph] * 4)
-        stat = Path(f"/proc/{sandbox._pool._idle[-1].pid}/stat").read_text(encoding="ascii")
+        stat = Path(f"/proc/{sandbox._own.pool._idle[-1].pid}/stat").read_text(encoding="ascii")
         faults.append(int(stat.rpartition(")")[2].split()[7]))  # minor ones, see proc(5)
     assert faults[1] - faults[0] < 4 * 200
 
@@ -365,7 +365,7 @@ def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
         "import os, signal; from beam_jobs.images import sandbox; from beam_jobs.options import *; "
         "from tests.make_images import jpeg; "
         "sandbox.examine([jpeg(1)], ImageLimits(), PixelOptions(), 'all', 1); "
-        "print(*[one.pid for one in sandbox._pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(*[one.pid for one in sandbox._own.pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = python(code)
     (pid,) = map(int, done.stdout.split())
@@ -378,7 +378,7 @@ def test_a_forked_process_has_decoders_of_its_own():
     if not child:
         code = 1
         try:
-            code = 0 if not sandbox._pool._idle and looked_at(GOOD) == expected(GOOD) else 2
+            code = 0 if not sandbox._own.pool._idle and looked_at(GOOD) == expected(GOOD) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -389,7 +389,7 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('no such library')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     wanted = "the processes that decode images do not start: .*no such library"
-    with pytest.raises(FeedlineError, match=wanted), sandbox._new_pool().child(1):
+    with pytest.raises(FeedlineError, match=wanted), sandbox._own._make().child(1):
         pass
 
 

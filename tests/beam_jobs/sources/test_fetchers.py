@@ -1,0 +1,174 @@
+"""Tests of the processes that fetch: the contents are those of one process, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import apache_beam as beam
+import pytest
+
+from beam_jobs import IngestOptions, run
+from beam_jobs.common.process_pool import Child, PoolClosed
+from beam_jobs.errors import BadImage
+from beam_jobs.options import HttpOptions
+from beam_jobs.runners.beam_job import local_pipeline
+from beam_jobs.sources import fetchers
+from beam_jobs.sources.image_reader import Reader
+from tests.beam_jobs.runs import files_under
+from tests.beam_jobs.web_server import Asked, Handler, WebServer, body, serving, status
+from tests.make_images import jpeg
+
+CORES = 4  # for two processes
+COUNT = 60
+HTTP = HttpOptions(timeout_s=5.0, retries=1, per_host=6, allow_private=True)
+
+
+class Crowd:
+    """A page that takes its time, and knows how many have waited for it at once."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, handler: Handler) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.02)
+        with self._lock:
+            self._now -= 1
+        handler.answer(200, self.data.get(handler.path, handler.path.encode()))
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    fetchers._own.close()
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    return Crowd()
+
+
+@pytest.fixture
+def server(crowd) -> Iterator[WebServer]:
+    pages = {f"/{number}": crowd for number in range(COUNT)}
+    pages |= {"/3": status(404), "/5": Asked(status(503), crowd), "/8": body(b"not for you")}
+    pages["/8"] = lambda handler: handler.answer(200, b"no", X_Robots_Tag="noai")
+    with serving(pages) as running:
+        yield running
+
+
+def places_of(server: WebServer) -> list[tuple[str, str]]:
+    return [(server.url(f"/{number}"), "") for number in range(COUNT)]
+
+
+def texts(contents) -> list[str]:
+    return [content.detail if isinstance(content, BadImage) else content.decode() for content in contents]
+
+
+def read(server: WebServer, cores: int = CORES, http: HttpOptions = HTTP) -> list[str]:
+    return texts(fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=http), places_of(server), cores))
+
+
+def answers(monkeypatch, act) -> None:
+    """Has a function of the child and the number of its answers called before each of them."""
+    answer, numbers = Child.answer, iter(range(COUNT))
+
+    def answers_(child, *rest):
+        act(child, next(numbers))
+        return answer(child, *rest)
+
+    monkeypatch.setattr(Child, "answer", answers_)
+
+
+def test_several_processes_return_the_bytes_and_the_errors_of_one_in_order(server):
+    several = read(server)
+    assert len(fetchers._own.pool._idle) == 2
+    assert several == read(server, cores=1)
+    assert [several[3], several[5], several[59]] == ["127.0.0.1 returned HTTP 404; 1 attempt", "/5", "/59"]
+    assert "X-Robots-Tag: noai" in several[8]
+
+
+def test_all_processes_together_keep_the_limit_of_requests_to_a_host(server, crowd):
+    assert read(server)[59] == "/59"
+    assert 2 < crowd.most <= HTTP.per_host
+
+
+def test_a_host_that_takes_one_request_at_a_time_is_asked_by_one_process(server, crowd):
+    http = HttpOptions(timeout_s=5.0, per_host=1, allow_private=True)
+    assert read(server, http=http)[59] == "/59"
+    assert crowd.most == 1
+    assert not fetchers._own.pool._idle
+
+
+def test_a_process_fetches_while_its_answer_is_waited_for(server, crowd, monkeypatch):
+    answers(monkeypatch, lambda _, number: number == 0 and time.sleep(1.0))
+    contents = fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=HTTP), places_of(server), CORES)
+    next(contents)
+    assert sum(server.seen.values()) > 40  # 64 at a time, over two processes
+    contents.close()
+
+
+def test_what_a_process_that_died_has_not_sent_is_fetched_here(server, monkeypatch):
+    expected = read(server, cores=1)
+    answers(monkeypatch, lambda child, number: number == 0 and os.kill(child.pid, signal.SIGKILL))
+    assert read(server) == expected
+    monkeypatch.undo()
+    assert read(server) == expected
+    assert len(fetchers._own.pool._idle) == 2
+
+
+def test_a_stop_ends_the_processes_and_nothing_is_fetched_any_more(server, monkeypatch):
+    answers(monkeypatch, lambda _, number: number == 2 and fetchers._own.stop())
+    contents = fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=HTTP), places_of(server), CORES)
+    with pytest.raises(PoolClosed):
+        texts(contents)
+
+
+def test_a_bug_is_raised_here_with_its_trace(server):
+    reader = Reader(base="", max_bytes="a bug", http=HTTP)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="(?s)Traceback.*TypeError"):
+        list(fetchers.read_all(reader, places_of(server), CORES))
+
+
+class Service:
+    """What makes pipelines of a cluster with many worker processes, of which this one is one."""
+
+    engine, processes = "far", 3
+
+    def __call__(self) -> beam.Pipeline:
+        return local_pipeline()
+
+    def attach(self, _) -> None:
+        return None
+
+
+def test_the_workers_of_a_cluster_share_the_requests_to_a_host(tmp_path, crowd):
+    crowd.data = {f"/{number}.jpg": jpeg(number) for number in range(30)}
+    with serving(dict.fromkeys(crowd.data, crowd)) as server:
+        urls = [server.url(path) for path in server.pages]
+        (tmp_path / "urls.csv").write_text("\n".join(["image,label", *(f"{url},a" for url in urls)]))
+        options = IngestOptions(source=str(tmp_path / "urls.csv"), out=str(tmp_path / "out"), threads=2, http=HTTP)
+        assert run(options, Service()).counts.found == 30
+    assert crowd.most == HTTP.per_host // Service.processes
+
+
+def test_an_ingest_of_urls_with_several_processes_leaves_the_bytes_of_one(tmp_path):
+    pages = {f"/{number}.jpg": body(jpeg(number)) for number in range(40)}
+    with serving(pages) as server:
+        rows = [f"{server.url(path)},{number % 2}" for number, path in enumerate(pages)]
+        (tmp_path / "urls.csv").write_text("\n".join(["image,label", *rows]))
+        found = []
+        for threads in (CORES, 1):
+            out = tmp_path / str(threads)
+            run(IngestOptions(source=str(tmp_path / "urls.csv"), out=str(out), threads=threads, http=HTTP))
+            found.append(files_under(out))
+            assert (len(fetchers._own.pool._idle) == 2) or threads == 1
+    assert found[0] == found[1]
