@@ -145,10 +145,12 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _send_all(connection: socket.socket, answers: SimpleQueue[list[Future[Content]]], unanswered: deque[None]) -> None:
-    with contextlib.suppress(PeerClosed):
+    try:
         while True:
             send(connection, *_pack(answers.get()))
             unanswered.pop()
+    finally:
+        os._exit(1)  # the peer would wait for answers forever
 
 
 def _pack(futures: list[Future[Content]]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import os
 import socket
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from beam_jobs import storage
@@ -59,7 +59,11 @@ def _write_here(shard: ShardTask, task: WriteTask) -> dict[str, int]:
 
 
 def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
-    request = {"shard": asdict(shard), "task": asdict(task)}
+    # The others keep the working directory in which they were started.
+    rows = replace(shard.rows, path=os.path.abspath(shard.rows.path))
+    reader = replace(task.reader, work=os.path.abspath(task.work))
+    absolute = replace(task, out=os.path.abspath(task.out), reader=reader)
+    request = {"shard": asdict(replace(shard, rows=rows)), "task": asdict(absolute)}
     done = Progress()
     for _ in range(_MAX_DEATHS):
         try:
@@ -76,7 +80,7 @@ def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
     raise FeedlineError(
         f"the process that writes {shard.split}/{shard.name} ended {_MAX_DEATHS} times ({cause}); make sure that "
         "memory is free and run it again, or with --threads 1, which starts no such process"
-    )
+    ) from cause
 
 
 def _outcome(answer: dict[str, Any]) -> dict[str, int]:

@@ -162,6 +162,15 @@ def test_an_ingest_whose_source_changes_says_so(options, source):
         run(options, Recorder(change))
 
 
+def test_a_process_that_has_left_for_another_directory_is_followed(options, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        monkeypatch.chdir((tmp_path / name).mkdir() or tmp_path / name)
+        counted = Recorder()
+        run(replace(options, out="out"), counted)
+        assert counted.counters()["written_shards"] == len(list((tmp_path / name).rglob("*.tfrecord")))
+    assert files_under(tmp_path / "here") == files_under(tmp_path / "there")
+
+
 def test_a_full_disk_is_an_error_of_the_disk(source, options, tmp_path, monkeypatch):
     monkeypatch.setattr("beam_jobs.storage.disk.check_room", lambda *_: None)  # it would not begin to write
     with small_disk(tmp_path / "disk") as make:
@@ -180,8 +189,8 @@ def test_a_full_disk_is_an_error_of_the_disk(source, options, tmp_path, monkeypa
         assert counted.counters()["images"] == IMAGES
 
 
-def test_an_error_of_the_disk_is_raised_as_in_one_process(stages, task):
-    shard = replace(stages.shards[0], rows=replace(stages.shards[0].rows, path="none.parquet"))
+def test_an_error_of_the_disk_is_raised_as_in_one_process(stages, task, tmp_path):
+    shard = replace(stages.shards[0], rows=replace(stages.shards[0].rows, path=str(tmp_path / "none.parquet")))
     raised = []
     for here in (task, replace(task, processes=0)):
         with pytest.raises(FileNotFoundError) as error:
