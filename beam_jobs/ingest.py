@@ -101,6 +101,8 @@ def run(
     source = open_source(options, on_cluster=functools.partial(runs_on_cluster, make_pipeline))
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
+    if work and not storage.is_remote(work):
+        work = os.path.abspath(work)
 
     def build(out: str) -> Manifest:
         path = work or storage.join(out, work_dir.DIRECTORY)

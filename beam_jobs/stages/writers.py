@@ -10,7 +10,7 @@ import os
 import socket
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from beam_jobs import storage
@@ -59,11 +59,7 @@ def _write_here(shard: ShardTask, task: WriteTask) -> dict[str, int]:
 
 
 def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
-    # The others keep the working directory in which they were started.
-    rows = replace(shard.rows, path=os.path.abspath(shard.rows.path))
-    reader = replace(task.reader, work=os.path.abspath(task.work))
-    absolute = replace(task, out=os.path.abspath(task.out), reader=reader)
-    request = {"shard": asdict(replace(shard, rows=rows)), "task": asdict(absolute)}
+    request = {"shard": asdict(shard), "task": asdict(task)}
     done = Progress()
     for _ in range(_MAX_DEATHS):
         try:

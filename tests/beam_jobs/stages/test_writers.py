@@ -15,7 +15,7 @@ import pytest
 
 from beam_jobs import IngestOptions, run
 from beam_jobs.common import process_pool
-from beam_jobs.common.process_pool import Child, PoolClosed
+from beam_jobs.common.process_pool import Child, ChildDied, PoolClosed
 from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.errors import DiskError, FeedlineError, SourceChanged
 from beam_jobs.stages import writers
@@ -90,18 +90,23 @@ def test_a_shard_that_is_written_is_found(stages, task):
 
 
 def test_the_display_counts_every_record_once_also_of_a_writer_that_died(stages, task, monkeypatch):
-    died = []
+    answers = iter([{"done": [3, 30]}, ChildDied("SIGKILL"), {"done": [2, 20]}, {"done": [8, 80]}, {"outcome": {}}])
 
-    def die(child):
-        if not died:
-            died.append(child.pid)
-            os.kill(child.pid, signal.SIGKILL)
+    def answer(*_):
+        if isinstance(one := next(answers), ChildDied):
+            raise one
+        return one, []
 
-    on_request(monkeypatch, die)
+    monkeypatch.setattr(Child, "answer", answer)
+    local_progress.reset()
+    writers.write_or_note(stages.shards[0], task)
+    assert local_progress.read() == Progress(8, 80)
+
+
+def test_the_display_counts_what_each_writer_has_written(stages, task):
     local_progress.reset()
     counts = ask_all(stages.shards, task)
     assert local_progress.read() == Progress(24, sum(one["bytes"] for one in counts))
-    assert died
 
 
 def test_a_writer_that_dies_is_replaced(options, tmp_path, monkeypatch):
@@ -166,7 +171,7 @@ def test_a_process_that_has_left_for_another_directory_is_followed(options, tmp_
     for name in ("here", "there"):
         monkeypatch.chdir((tmp_path / name).mkdir() or tmp_path / name)
         counted = Recorder()
-        run(replace(options, out="out"), counted)
+        run(replace(options, out="out"), counted, work="work")
         assert counted.counters()["written_shards"] == len(list((tmp_path / name).rglob("*.tfrecord")))
     assert files_under(tmp_path / "here") == files_under(tmp_path / "there")
 
