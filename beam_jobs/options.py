@@ -203,8 +203,8 @@ class HttpOptions(Options):
       timeout_s: seconds without a byte after which an attempt ends.
       retries: further attempts after a failed one. It failed by a time-out, a broken connection or the answers 429,
         500, 502, 503 and 504.
-      per_host: requests to one host at a time, over all processes of a machine. Dataflow and Flink divide it by their
-        worker processes, and each makes at least one.
+      per_host: requests to one host at a time, over all processes of a machine. `feedline ingest` on Dataflow and
+        Flink divides it by the worker processes, and each makes at least one.
       allow_private: fetch from loopback, link-local and private addresses too.
       ignore_robots_tag: take images too whose server forbids it by the header `X-Robots-Tag`, with `noai`,
         `noimageai`, `noindex`, `noimageindex` or `none`.

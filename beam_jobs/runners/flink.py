@@ -223,7 +223,8 @@ class Options(settings.Options):
             leftovers = Leftovers(url, job, "" if self.log_dir else log_dir)
             with flink_job_server.running_server(command, log_dir, leftovers) as endpoint:
                 arguments = [*self.beam_arguments(worker, cluster), f"--job_endpoint={endpoint}"]
-                processes = cluster.task_managers * (self.workers or cluster.slots_per_task_manager)
+                workers = cluster.task_managers * (self.workers or cluster.slots_per_task_manager)
+                processes = min(workers, self.parallelism or cluster.slots)
                 yield flink_jobs.Pipelines(arguments, processes, self.retries, job, url)
 
     def check(self, ingest: IngestOptions) -> None:

@@ -21,16 +21,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from beam_jobs.common import fork_server
-from beam_jobs.common.process_pool import (
-    Child,
-    ChildDied,
-    OwnPool,
-    PeerClosed,
-    ReceiveTimeout,
-    receive,
-    send,
-    set_timeout,
-)
+from beam_jobs.common.messages import PeerClosed, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common.process_pool import Child, ChildDied, OwnPool, TooSlow
 from beam_jobs.common.system import map_ordered
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.rejects import RejectReason
@@ -41,8 +33,9 @@ Content = bytes | BadImage | Unreadable
 Place = tuple[str, str]  # uri and slice of an image
 
 _CORES_PER_PROCESS = 2
-_LOT = 8  # images of a message
-_FOREVER = float("inf")  # a request has limits of its own
+_LOT = 8  # images of a message at most
+# Of computing for an answer: requests have limits of their own. A process that is stopped has ten times as long.
+_SECONDS = 60.0
 
 _own = OwnPool(__name__, "the processes that fetch images do not start: {}")
 
@@ -50,8 +43,8 @@ _own = OwnPool(__name__, "the processes that fetch images do not start: {}")
 def read_all(reader: Reader, places: Sequence[Place], cores: int) -> Generator[Content, None, None]:
     """Yields what `reader.read` returns for each place, or its error, in their order.
 
-    At most twice as many images as requests wait for their turn. When one of several processes dies, this one reads the
-    rest.
+    At most twice as many images as requests wait for their turn. When one of several processes dies or is stopped, this
+    one reads the rest.
 
     Args:
       reader: reads the images.
@@ -65,8 +58,7 @@ def read_all(reader: Reader, places: Sequence[Place], cores: int) -> Generator[C
     threads, done = reader.threads(places, cores), 0
     processes = min(cores // _CORES_PER_PROCESS, reader.http.per_host)
     if processes > 1 and all(http_fetch.is_url(uri) for uri, _ in places):
-        with contextlib.suppress(ChildDied), contextlib.ExitStack() as stack:
-            children = [stack.enter_context(_own.pool.child(processes)) for _ in range(processes)]
+        with contextlib.suppress(ChildDied, TooSlow), _own.pool.children(processes) as children:
             for content in _ask(children, reader, places, max(1, threads // processes)):
                 yield content
                 done += 1
@@ -84,24 +76,28 @@ def _ask(children: Sequence[Child], reader: Reader, places: Sequence[Place], thr
     """Yields the contents that children return in turn; each gets its next lot before it has answered the one before.
 
     Raises:
-      ChildDied: a child has died, or sends no answer.
+      ChildDied: a child has died.
+      TooSlow: a child is stopped.
     """
-    per_host = max(1, reader.http.per_host // len(children))
-    values = asdict(replace(reader, http=replace(reader.http, per_host=per_host)))
-    most = len(children) * max(2, 2 * threads // _LOT)
+    count, size = len(children), min(_LOT, threads)
+    headers = []
+    for number in range(count):  # the limit of a host is divided without a rest
+        per_host = (reader.http.per_host + number) // count
+        values = asdict(replace(reader, http=replace(reader.http, per_host=per_host)))
+        headers.append({"reader": values, "threads": threads})
     asked: deque[tuple[Child, int]] = deque()
-    for number, start in enumerate(range(0, len(places), _LOT)):
-        lot, child = places[start : start + _LOT], children[number % len(children)]
-        child.ask({"reader": values, "threads": threads, "places": lot}, ())
+    for number, start in enumerate(range(0, len(places), size)):
+        lot, child = places[start : start + size], children[number % count]
+        child.ask({**headers[number % count], "places": lot}, ())
         asked.append((child, len(lot)))
-        if len(asked) == most:
+        if len(asked) == count * (2 * threads // size):
             yield from _answer(*asked.popleft())
-    for child, size in asked:
-        yield from _answer(child, size)
+    for child, length in asked:
+        yield from _answer(child, length)
 
 
 def _answer(child: Child, size: int) -> list[Content]:
-    header, bodies = child.answer(_FOREVER)
+    header, bodies = child.answer(_SECONDS, may_wait=True)
     if bug := header.get("bug"):
         raise RuntimeError(bug)
     contents: list[Content] = []

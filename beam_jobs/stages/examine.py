@@ -335,13 +335,17 @@ def _outcomes(refs: pa.Table, task: ExamineTask) -> Iterator[_Outcome]:
     lot_images = _LOT_IMAGES if task.pixels.policy == "copy" else CHUNK_ITEMS  # new bytes stay in memory
     if not task.reader.are_plain(places):
         reader, lot_images = None, CHUNK_ITEMS  # because a lot waits for the slowest server
-        contents = fetchers.read_all(task.reader, places, task.threads)
+        masks = any(http_fetch.is_url(item.mask or "") for item in map(schemas.parse_annotations, columns[-1]) if item)
+        # Masks are fetched by this process, and the limit of requests to a host would count twice.
+        contents = fetchers.read_all(task.reader, places, 1 if masks else task.threads)
     try:
         lots = chunks_by_size(zip(images, contents, strict=True), _size, lot_images)
         for outcomes in map_ordered(partial(_examine, task=task, reader=reader), lots, task.threads):
             yield from outcomes
     except KeyboardInterrupt as interrupt:
         contents.throw(interrupt)  # closing it would wait for the running downloads
+    finally:
+        contents.close()  # processes that fetch must not stay taken after an error
 
 
 def _size(file: _File) -> int:

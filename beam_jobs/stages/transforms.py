@@ -221,9 +221,13 @@ class _Write(beam.DoFn):
         write_shards = partial(writers.write_or_note, task=self._task)
         # A thread of this process waits for each of the others.
         outcomes = map_ordered(write_shards, self._shards, max(1, self._task.processes))
-        for shard, counts in zip(self._shards, outcomes, strict=True):
-            for name in self._finish(shard, counts):
-                yield GlobalWindows.windowed_value(name)
+        try:
+            for shard, counts in zip(self._shards, outcomes, strict=True):
+                for name in self._finish(shard, counts):
+                    yield GlobalWindows.windowed_value(name)
+        except KeyboardInterrupt:
+            writers.close()  # they must not write when another ingest has the output
+            raise
 
     def _finish(self, shard: ShardTask, counts: dict[str, int]) -> Iterator[str]:
         _count("WriteShards", **counts)

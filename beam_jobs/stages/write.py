@@ -38,6 +38,7 @@ from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 # Large enough for one switch of the interpreter lock per twenty images, small enough for the cache.
 _BLOCK_BYTES = 1 << 20
 _MAX_PENDING = 2  # submitted blocks that are not yet written
+_PART_ROWS = 1024  # in memory as Python values; a shard of small images has tens of thousands
 
 
 class Sink:
@@ -306,11 +307,11 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
         local_progress.add(Progress(sealed.records, 0, 0))
         return False
     table = shard.rows.read()
-    rows = table.to_pylist()
+    rows = (row for part in table.to_batches(_PART_ROWS) for row in part.to_pylist())
     chunk = chunk_size(pc.mean(table["bytes"]).as_py())
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
-    places = ((row["uri"], row["slice"]) for row in rows)
+    places = zip(table["uri"].to_pylist(), table["slice"].to_pylist(), strict=True)
     threads = task.reader.threads(places, max(1, task.threads - 1))  # the sink has one thread
     with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
@@ -320,14 +321,14 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
                 sink.write(pieces)
         sidecar = Sidecar(
             digest=shard.digest,
-            records=len(rows),
+            records=len(table),
             shard=SealedFile(name=name, bytes=sink.position, sha256=sink.sha256, crc32c=sink.crc32c),
             part=_write_part(
                 schemas.image_rows(table, shard.split, shard.index, offsets),
                 attempt.name(_stem(shard), ".parquet"),
                 task,
             ),
-            order_hashes=(shards.order_hash(task.seed, rows[0]["key"]), shards.order_hash(task.seed, rows[-1]["key"])),
+            order_hashes=(_order_hash(table, 0, task.seed), _order_hash(table, -1, task.seed)),
             summary=Summary.measure(table, task.label_kind).to_json(),
         )
         for file in (sidecar.shard, sidecar.part):
@@ -338,6 +339,10 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
         return False
     _move_to_dataset(shard, task, sidecar)
     return True
+
+
+def _order_hash(table: pa.Table, row: int, seed: int) -> str:
+    return shards.order_hash(seed, table["key"][row].as_py())
 
 
 def _write_part(rows: pa.Table, name: str, task: WriteTask) -> SealedFile:

@@ -1,7 +1,7 @@
 """Shards written by several processes of one machine: encoding a record holds the interpreter lock.
 
-A process writes one shard at a time, with the function that a worker of a cluster calls. It decodes nothing and opens
-no connection. One that dies is replaced; its shard is written again, which `write.write_shard` allows.
+A process writes one shard at a time, with the function that a worker of a cluster calls, and decodes nothing. One that
+dies is replaced; its shard is written again, which `write.write_shard` allows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.common import fork_server
-from beam_jobs.common.process_pool import ChildDied, OwnPool, PeerClosed, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common.messages import PeerClosed, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common.process_pool import ChildDied, OwnPool, TooSlow
 from beam_jobs.common.system import Progress, local_progress, repeat
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import PixelOptions
@@ -27,7 +28,8 @@ from beam_jobs.stages.write import ShardTask, WriteTask
 MIN_IMAGES = 4096
 _PROGRESS_S = 0.5
 _MAX_DEATHS = 3  # of processes that write one shard
-_FOREVER = float("inf")  # a disk may take any time
+# Of computing between two answers, which tell the progress. A process that is stopped has ten times as long.
+_SECONDS = 60.0
 
 _own = OwnPool(__name__, "the processes that write shards do not start: {}")
 
@@ -65,11 +67,11 @@ def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
         try:
             with _own.pool.child(task.processes) as writer:
                 writer.ask(request, ())
-                while "outcome" not in (answer := writer.answer(_FOREVER)[0]):
+                while "outcome" not in (answer := writer.answer(_SECONDS, may_wait=True)[0]):
                     new = Progress(*answer["done"])
                     local_progress.add(Progress(new.images - done.images, new.bytes - done.bytes))
                     done = new
-        except ChildDied as died:
+        except (ChildDied, TooSlow) as died:
             cause = died
             continue
         return _outcome(answer)
@@ -103,9 +105,17 @@ def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: in
     number = min(threads, len(shards))
     if images < MIN_IMAGES or number < 2:
         return 0
-    rows = shards[0].rows.read()  # in a random order, as those of each shard
-    places = zip(rows["uri"].to_pylist(), rows["slice"].to_pylist(), strict=True)
-    return number if task.reader.are_plain(places) else 0
+    first = {shard.split: shard for shard in reversed(shards)}  # of each split, whose images are in a random order
+    for shard in first.values():
+        rows = shard.rows.read()
+        if not task.reader.are_plain(zip(rows["uri"].to_pylist(), rows["slice"].to_pylist(), strict=True)):
+            return 0
+    return number
+
+
+def close() -> None:
+    """Ends all processes, also busy ones; later calls start new ones."""
+    _own.close()
 
 
 def main() -> None:

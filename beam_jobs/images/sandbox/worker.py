@@ -15,7 +15,7 @@ import psutil
 import tensorflow as tf
 
 from beam_jobs.common import fork_server
-from beam_jobs.common.process_pool import PeerClosed, ReceiveTimeout, receive, send, set_timeout
+from beam_jobs.common.messages import PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.images import header_check, process, thumbnail
 from beam_jobs.images.annotations import normalise_mask

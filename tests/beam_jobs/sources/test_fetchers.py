@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -10,17 +12,24 @@ from collections.abc import Iterator
 
 import apache_beam as beam
 import pytest
+from PIL import Image
 
 from beam_jobs import IngestOptions, run
 from beam_jobs.common.process_pool import Child, PoolClosed
 from beam_jobs.errors import BadImage
+from beam_jobs.images import sandbox
 from beam_jobs.options import HttpOptions
 from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.sources import fetchers
 from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import examine_bucket
+from beam_jobs.types import Annotations
+from tests.beam_jobs.buckets import bucket_of_refs, task_of
+from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
 from tests.beam_jobs.web_server import Asked, Handler, WebServer, body, serving, status
-from tests.make_images import jpeg
+from tests.engines.flink_processes import wait_until
+from tests.make_images import encode, jpeg
 
 CORES = 4  # for two processes
 COUNT = 60
@@ -81,9 +90,9 @@ def answers(monkeypatch, act) -> None:
     """Has a function of the child and the number of its answers called before each of them."""
     answer, numbers = Child.answer, iter(range(COUNT))
 
-    def answers_(child, *rest):
+    def answers_(child, *rest, **named):
         act(child, next(numbers))
-        return answer(child, *rest)
+        return answer(child, *rest, **named)
 
     monkeypatch.setattr(Child, "answer", answers_)
 
@@ -108,11 +117,10 @@ def test_a_host_that_takes_one_request_at_a_time_is_asked_by_one_process(server,
     assert not fetchers._own.pool._idle
 
 
-def test_a_process_fetches_while_its_answer_is_waited_for(server, crowd, monkeypatch):
-    answers(monkeypatch, lambda _, number: number == 0 and time.sleep(1.0))
+def test_a_process_fetches_while_its_answer_is_waited_for(server):
     contents = fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=HTTP), places_of(server), CORES)
     next(contents)
-    assert sum(server.seen.values()) > 40  # 64 at a time, over two processes
+    wait_until(lambda: sum(server.seen.values()) > 40, 60)  # 64 at a time, over two processes
     contents.close()
 
 
@@ -125,11 +133,87 @@ def test_what_a_process_that_died_has_not_sent_is_fetched_here(server, monkeypat
     assert len(fetchers._own.pool._idle) == 2
 
 
-def test_a_stop_ends_the_processes_and_nothing_is_fetched_any_more(server, monkeypatch):
+def test_a_stop_ends_the_processes_and_nothing_is_fetched_here(server, monkeypatch):
     answers(monkeypatch, lambda _, number: number == 2 and fetchers._own.stop())
     contents = fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=HTTP), places_of(server), CORES)
     with pytest.raises(PoolClosed):
         texts(contents)
+    assert not fetchers._own.pool._busy
+
+
+def test_calls_in_several_threads_wait_for_one_another(server):
+    expected, found = read(server, cores=1), []
+    threads = [threading.Thread(target=lambda: found.append(read(server)), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [expected] * 3
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt], ids=["left", "error", "interrupted"])
+def test_who_needs_no_more_leaves_the_processes_to_others(server, error):
+    contents = fetchers.read_all(Reader(base="", max_bytes=1 << 20, http=HTTP), places_of(server), CORES)
+    next(contents)
+    if error:
+        with pytest.raises(error):
+            contents.throw(error())
+    contents.close()
+    assert not fetchers._own.pool._busy
+    assert read(server)[59] == "/59"
+
+
+def test_an_error_in_a_bucket_leaves_the_processes_to_the_next_one(tmp_path, monkeypatch):
+    with serving({f"/{number}.jpg": body(jpeg(number)) for number in range(40)}) as server:
+        bucket = bucket_of_refs(tmp_path, *(make_ref(server.url(path)) for path in server.pages))
+        task = task_of(tmp_path, threads=CORES)
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox, "examine", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError) as kept:
+                examine_bucket(bucket, task)
+        assert examine_bucket(bucket, task).good == 40
+        assert kept.value.__traceback__
+
+
+@pytest.mark.parametrize(("cores", "per_host"), [(10, 8), (16, 8), (64, 40)])
+def test_many_processes_keep_no_more_images_and_no_less_requests_than_one(cores, per_host, monkeypatch):
+    threads, waiting, most, limits = max(cores, 32), 0, 0, {}
+
+    class Stand:
+        def ask(self, header, _):
+            nonlocal waiting, most
+            waiting += len(header["places"])
+            most = max(most, waiting)
+            limits[self] = header["reader"]["http"]["per_host"]
+            self.sizes = [*getattr(self, "sizes", ()), len(header["places"])]
+
+        def answer(self, *_, **__):
+            nonlocal waiting
+            waiting -= self.sizes[0]
+            return {"answers": [{}] * self.sizes[0]}, [b""] * self.sizes.pop(0)
+
+    @contextlib.contextmanager
+    def children(count):
+        yield [Stand() for _ in range(count)]
+
+    monkeypatch.setattr(fetchers._own.pool, "children", children)
+    reader = Reader(base="", max_bytes=1, http=HttpOptions(per_host=per_host))
+    assert len(list(fetchers.read_all(reader, [(f"http://a/{n}", "") for n in range(1000)], cores))) == 1000
+    assert most <= 2 * threads
+    assert (sum(limits.values()), min(limits.values()) > 0) == (per_host, True)
+
+
+def test_where_masks_are_fetched_too_one_process_fetches_all(tmp_path, crowd):
+    crowd.data = {f"/{number}.jpg": jpeg(number) for number in range(30)}
+    crowd.data |= {f"/{number}.png": encode(Image.new("L", (80, 60)), "PNG") for number in range(30)}
+    with serving(dict.fromkeys(crowd.data, crowd)) as server:
+        annotations = [Annotations(mask=server.url(f"/{number}.png")) for number in range(30)]
+        refs = [make_ref(server.url(f"/{n}.jpg"), annotations=one) for n, one in enumerate(annotations)]
+        task = task_of(tmp_path, threads=CORES)
+        http = dataclasses.replace(task.reader.http, per_host=3)
+        task = dataclasses.replace(task, reader=dataclasses.replace(task.reader, http=http))
+        assert examine_bucket(bucket_of_refs(tmp_path, *refs), task).good == 30
+    assert crowd.most == 3
 
 
 def test_a_bug_is_raised_here_with_its_trace(server):

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from beam_jobs.common import messages
 from beam_jobs.common import process_pool as pool
 from beam_jobs.common.process_pool import Child, ChildDied, PoolClosed
 from beam_jobs.dataset import schemas
@@ -197,7 +198,7 @@ def stand():
 
 def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds(stand):
     """A second of waiting, for a busy machine say, is not the second that an image has."""
-    late = threading.Timer(2.5, pool.send, (stand.theirs, {"answers": []}))
+    late = threading.Timer(2.5, messages.send, (stand.theirs, {"answers": []}))
     late.start()
     assert stand.decoder.answer(1) == ({"answers": []}, [])
     late.join()
@@ -206,7 +207,7 @@ def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds(stand):
 
 def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatch):
     """More than its socket holds, so that sending would never end."""
-    monkeypatch.setattr(pool, "_MAX_PAUSES", 2)
+    monkeypatch.setattr(messages, "_MAX_PAUSES", 2)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
     looked_at(GOOD)
     (idle,) = own_decoders()
@@ -217,9 +218,9 @@ def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatc
 
 
 def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended(stand, monkeypatch):
-    monkeypatch.setattr(pool, "_MAX_PAUSES", 1)
+    monkeypatch.setattr(messages, "_MAX_PAUSES", 1)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
-    stand.theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies"')
+    stand.theirs.sendall(messages._FRAME_SIZE.pack(16) + b'{"bodies"')
     with pytest.raises(ChildDied, match="it was ended") as died:
         stand.decoder.answer(60)
     assert died.value.interrupted
@@ -228,7 +229,7 @@ def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended
 
 
 def test_a_decoder_that_sends_invalid_frames_and_stays_is_to_blame(stand):
-    stand.theirs.sendall(pool._FRAME_SIZE.pack(2) + b"[]")
+    stand.theirs.sendall(messages._FRAME_SIZE.pack(2) + b"[]")
     with pytest.raises(ChildDied, match="it sent an invalid answer") as died:
         stand.decoder.answer(60)
     assert not died.value.interrupted
@@ -395,20 +396,20 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
 
 def test_a_frame_is_taken_whole_or_not_at_all():
     ours, theirs = pool._socket_pair()
-    pool.set_timeout(ours, 0.05)
-    with pytest.raises(pool.ReceiveTimeout):
-        pool.receive(ours)
+    messages.set_timeout(ours, 0.05)
+    with pytest.raises(messages.ReceiveTimeout):
+        messages.receive(ours)
     body = bytes(range(256)) * 2000
-    sender = threading.Thread(target=pool.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
+    sender = threading.Thread(target=messages.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
     sender.start()
-    assert pool.receive(ours) == ({"a": [1, "ü"]}, [body, b"", b"more"])
+    assert messages.receive(ours) == ({"a": [1, "ü"]}, [body, b"", b"more"])
     sender.join()
-    theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
+    theirs.sendall(messages._FRAME_SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
     theirs.close()
-    with pytest.raises(pool.PeerClosed, match="truncated"):
-        pool.receive(ours)
-    with pytest.raises(pool.PeerClosed):
-        pool.receive(ours)
+    with pytest.raises(messages.PeerClosed, match="truncated"):
+        messages.receive(ours)
+    with pytest.raises(messages.PeerClosed):
+        messages.receive(ours)
     ours.close()
 
 
@@ -445,9 +446,9 @@ def test_a_decoder_that_sends_invalid_answers_is_taken_for_dead(frame, monkeypat
 def test_a_frame_of_nonsense_is_the_end(text):
     ours, theirs = pool._socket_pair()
     with ours, theirs:
-        theirs.sendall(pool._FRAME_SIZE.pack(len(text)) + text)
-        with pytest.raises(pool.PeerClosed, match="invalid"):
-            pool.receive(ours)
+        theirs.sendall(messages._FRAME_SIZE.pack(len(text)) + text)
+        with pytest.raises(messages.PeerClosed, match="invalid"):
+            messages.receive(ours)
 
 
 def is_fork_server(process: psutil.Process) -> bool:
