@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from beam_jobs import IngestOptions, run
+from beam_jobs.common import process_pool
 from beam_jobs.common.process_pool import Child, PoolClosed
-from beam_jobs.errors import BadImage
+from beam_jobs.errors import BadImage, FeedlineError
 from beam_jobs.images import sandbox
 from beam_jobs.options import HttpOptions
 from beam_jobs.runners.beam_job import local_pipeline
@@ -141,7 +142,7 @@ def test_a_stop_ends_the_processes_and_nothing_is_fetched_here(server, monkeypat
     assert not fetchers._own.pool._busy
 
 
-def test_calls_in_several_threads_wait_for_one_another(server):
+def test_calls_in_several_threads_wait_for_one_another(server, crowd):
     expected, found = read(server, cores=1), []
     threads = [threading.Thread(target=lambda: found.append(read(server)), daemon=True) for _ in range(3)]
     for thread in threads:
@@ -149,6 +150,15 @@ def test_calls_in_several_threads_wait_for_one_another(server):
     for thread in threads:
         thread.join(60)
     assert found == [expected] * 3
+    assert crowd.most <= HTTP.per_host
+
+
+def test_processes_that_do_not_start_are_named_and_those_of_the_next_call_do(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(process_pool, "_MAIN", "raise SystemExit('no %s')")
+        with pytest.raises(FeedlineError, match="that fetch images do not start: no beam_jobs.sources.fetchers"):
+            read(server)
+    assert read(server)[59] == "/59"
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt], ids=["left", "error", "interrupted"])
@@ -214,6 +224,7 @@ def test_where_masks_are_fetched_too_one_process_fetches_all(tmp_path, crowd):
         task = dataclasses.replace(task, reader=dataclasses.replace(task.reader, http=http))
         assert examine_bucket(bucket_of_refs(tmp_path, *refs), task).good == 30
     assert crowd.most == 3
+    assert not fetchers._own.pool._idle
 
 
 def test_a_bug_is_raised_here_with_its_trace(server):
