@@ -240,6 +240,7 @@ class _Ingest:
             self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
+        writers.start(good, self._writing_threads)
         with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             retried_keys = self._retried_keys(paths)
@@ -337,6 +338,12 @@ class _Ingest:
         if isinstance(self.make_pipeline, ServicePipelines):  # each process has its own limit
             http = dataclasses.replace(http, per_host=max(1, http.per_host // self.make_pipeline.processes))
         return Reader(base=base, max_bytes=self.options.limits.max_bytes, work=self.work, http=http)
+
+    @property
+    def _writing_threads(self) -> int:
+        """Threads for local shards; 0 where workers of a cluster write, or a store is waited for."""
+        is_local = not (storage.is_remote(self.options.out) or runs_on_cluster(self.make_pipeline))
+        return worker_threads(self.options.threads) if is_local else 0
 
     def _scan(self, salt: str, hidden: HiddenNames) -> Scan:
         started = time.monotonic()
@@ -442,9 +449,7 @@ class _Ingest:
             seed=self.options.seed,
         )
         images = sum(split.images for split in plan.splits)
-        if not (storage.is_remote(self.options.out) or runs_on_cluster(self.make_pipeline)):
-            processes = writers.count(task, images, tasks, worker_threads(self.options.threads))
-            task = dataclasses.replace(task, processes=processes)
+        task = dataclasses.replace(task, processes=writers.count(task, images, tasks, self._writing_threads))
         if failed := self._write_in_passes(tasks, task):
             changed = [failure for failure in failed if not failure.passing]
             if changed or self.options.unreadable == "reject":

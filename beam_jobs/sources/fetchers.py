@@ -1,8 +1,8 @@
 """Reading the images of a bucket one after the other, with many requests at a time.
 
-Images of web servers are fetched by several processes of one machine, one for two cores: a request holds the
-interpreter lock for half of the time that a core decodes its image. The process that started them passes the bytes on,
-so a process that decodes opens no connection. All of them together keep the limit of requests to a host.
+Images of web servers are fetched by several processes of one machine, one for each core: the threads of a single one
+wait for its interpreter lock. The process that started them passes the bytes on, so a process that decodes opens no
+connection. All of them together keep the limit of requests to a host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from beam_jobs.sources.image_reader import Reader
 Content = bytes | BadImage | Unreadable
 Place = tuple[str, str]  # uri and slice of an image
 
-_CORES_PER_PROCESS = 2
+MIN_IMAGES = 256  # fewer are fetched before the processes have started
 _LOT = 8  # images of a message at most
 # Of computing for an answer: requests have limits of their own. A process that is stopped has ten times as long.
 _SECONDS = 60.0
@@ -56,7 +56,7 @@ def read_all(reader: Reader, places: Sequence[Place], cores: int) -> Generator[C
       SourceError: a compressed container cannot be unpacked on this machine.
     """
     threads, done = reader.threads(places, cores), 0
-    processes = min(cores // _CORES_PER_PROCESS, reader.http.per_host)
+    processes = min(cores, reader.http.per_host) if len(places) >= MIN_IMAGES else 0
     if processes > 1 and all(http_fetch.is_url(uri) for uri, _ in places):
         with contextlib.suppress(ChildDied, TooSlow), _own.pool.children(processes) as children:
             for content in _ask(children, reader, places, max(1, threads // processes)):

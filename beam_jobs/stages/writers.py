@@ -90,6 +90,17 @@ def _outcome(answer: dict[str, Any]) -> dict[str, int]:
     return counts
 
 
+def start(images: int, threads: int) -> None:
+    """Begins to start the processes if they are likely to be used; the first shard would do it, half a second later.
+
+    Args:
+      images: number of images, of which a plan may leave some out.
+      threads: number of threads for all shards.
+    """
+    if images >= MIN_IMAGES and threads > 1:
+        _own.pool.start()
+
+
 def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: int) -> int:
     """Returns the number of processes to write local shards with; 0 for none but this one.
 

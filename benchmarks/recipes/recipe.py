@@ -205,7 +205,7 @@ def _run(batches: Any, train: Train, steps: int, epochs: int, add: Callable[...,
 
 
 def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) -> Any:
-    """Returns an infinite dataset of (images, labels): images as floats that the host normalised, or as uint8."""
+    """Returns an infinite dataset of (images as floats that the host normalised, labels), or (features, labels)."""
     from trainer.bench import naive_dataset
     from trainer.input_fn import FOREVER, make_dataset
     from trainer.options import InputOptions
@@ -214,8 +214,7 @@ def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) ->
     options = InputOptions(image_side_px=recipe.side_px, batch_size=plan.batch, train_ops=ops, seed=seed)
     if pipeline == NAIVE:
         return naive_dataset(path, SPLIT, options)
-    dataset = make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
-    return dataset.map(lambda features, label: (features["image"], label))
+    return make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
 
 
 def _compiled(recipe: Recipe, plan: Plan, pipeline: str, seed: int, steps: int) -> Any:
@@ -240,7 +239,8 @@ def _compiled(recipe: Recipe, plan: Plan, pipeline: str, seed: int, steps: int) 
     return model
 
 
-def _train(model: Any, images: Any, labels: Any) -> float:
+def _train(model: Any, features: Any, labels: Any) -> float:
+    images = features["image"] if isinstance(features, dict) else features
     model.reset_metrics()  # Keras returns the mean of all steps since
     return model.train_on_batch(images, labels)
 

@@ -32,7 +32,7 @@ from tests.beam_jobs.web_server import Asked, Handler, WebServer, body, serving,
 from tests.engines.flink_processes import wait_until
 from tests.make_images import encode, jpeg
 
-CORES = 4  # for two processes
+CORES = 2
 COUNT = 60
 HTTP = HttpOptions(timeout_s=5.0, retries=1, per_host=6, allow_private=True)
 
@@ -56,7 +56,9 @@ class Crowd:
 
 
 @pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
+def used(monkeypatch) -> Iterator[None]:
+    """Processes also for few images; they end with the test."""
+    monkeypatch.setattr(fetchers, "MIN_IMAGES", 20)
     yield
     fetchers._own.close()
 
@@ -127,9 +129,9 @@ def test_a_process_fetches_while_its_answer_is_waited_for(server):
 
 def test_what_a_process_that_died_has_not_sent_is_fetched_here(server, monkeypatch):
     expected = read(server, cores=1)
-    answers(monkeypatch, lambda child, number: number == 0 and os.kill(child.pid, signal.SIGKILL))
-    assert read(server) == expected
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        answers(patch, lambda child, number: number == 0 and os.kill(child.pid, signal.SIGKILL))
+        assert read(server) == expected
     assert read(server) == expected
     assert len(fetchers._own.pool._idle) == 2
 
@@ -185,7 +187,13 @@ def test_an_error_in_a_bucket_leaves_the_processes_to_the_next_one(tmp_path, mon
         assert kept.value.__traceback__
 
 
-@pytest.mark.parametrize(("cores", "per_host"), [(10, 8), (16, 8), (64, 40)])
+def test_few_images_are_fetched_here(server, monkeypatch):
+    monkeypatch.setattr(fetchers, "MIN_IMAGES", COUNT + 1)
+    assert read(server)[59] == "/59"
+    assert not fetchers._own.pool._idle
+
+
+@pytest.mark.parametrize(("cores", "per_host"), [(5, 8), (16, 8), (64, 40)])
 def test_many_processes_keep_no_more_images_and_no_less_requests_than_one(cores, per_host, monkeypatch):
     threads, waiting, most, limits = max(cores, 32), 0, 0, {}
 

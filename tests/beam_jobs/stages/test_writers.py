@@ -82,6 +82,12 @@ def test_several_processes_leave_the_bytes_and_the_counts_of_one(options, tmp_pa
     assert not {child.pid for child in writers._own.pool._idle} & set(asked)
 
 
+@pytest.mark.parametrize(("images", "threads", "starts"), [(2, 2, True), (1, 2, False), (2, 1, False), (2, 0, False)])
+def test_what_is_likely_to_be_used_starts_beside_the_plan(images, threads, starts):
+    writers.start(images, threads)
+    assert bool(writers._own.pool._fork_server) == starts
+
+
 def test_a_shard_that_is_written_is_found(stages, task):
     counts = ask_all(stages.shards, task)
     assert [(one["written_shards"], one["resumed_shards"]) for one in counts] == [(1, 0)] * len(counts)
