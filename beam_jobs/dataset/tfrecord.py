@@ -9,6 +9,7 @@ so a record has `OVERHEAD` bytes beyond its payload.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -25,10 +26,11 @@ MAX_RECORD_BYTES = 1 << 30  # of a payload, written or read
 _MASK_DELTA = 0xA282EAD8
 
 
-def frame(payload: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns the three pieces to write for a payload: header, payload and footer; the payload is not copied."""
-    length = struct.pack("<Q", len(payload))
-    return length + TAIL.pack(_checksum(length)), payload, TAIL.pack(_checksum(payload))
+def frame(*parts: bytes) -> tuple[bytes, ...]:
+    """Returns the pieces to write for the parts of a payload: header, parts and footer; the parts are not copied."""
+    length = struct.pack("<Q", sum(map(len, parts)))
+    checksum = functools.reduce(google_crc32c.extend, parts, 0)
+    return length + TAIL.pack(_checksum(length)), *parts, TAIL.pack(masked(checksum))
 
 
 def read_records(stream: BinaryIO, name: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:

@@ -442,11 +442,12 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
         weight=annotations.weight if annotations else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
-    encoded = record.encode(image, task.channel_statistics)
-    if len(encoded) > tfrecord.MAX_RECORD_BYTES:
+    parts = record.encode_parts(image, task.channel_statistics)
+    size = sum(map(len, parts))
+    if size > tfrecord.MAX_RECORD_BYTES:
         limit = f"{tfrecord.MAX_RECORD_BYTES} are allowed"
-        raise DataError(f"{row['key']} makes a record of {len(encoded)} bytes; {limit}; lower max_bytes")
-    return tfrecord.frame(encoded)
+        raise DataError(f"{row['key']} makes a record of {size} bytes; {limit}; lower max_bytes")
+    return tfrecord.frame(*parts)
 
 
 def _read_mask(row: Mapping[str, Any], uri: str, facts: ImageFacts, reader: Reader) -> bytes:

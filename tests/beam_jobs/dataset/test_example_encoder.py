@@ -54,8 +54,10 @@ def test_the_bytes_are_those_of_protobuf(features):
 @example(2**21 - 1)
 @example(2**21)
 def test_values_of_any_length_are_framed_right(length):
-    features = {"image/encoded": ("bytes", [b"\xff" * length]), "z": ("bytes", [b"", b"x"])}
+    image = b"\xff" * length
+    features = {"image/encoded": ("bytes", [image]), "z": ("bytes", [b"", b"x"])}
     assert record.encode_example(features) == by_protobuf(features)
+    assert record.example_parts(features)[1] is image
 
 
 @pytest.mark.parametrize("count", [31, 32, 4095, 4096])

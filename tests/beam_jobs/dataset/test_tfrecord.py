@@ -33,6 +33,10 @@ def test_tensorflow_frames_and_reads_records_the_same(tmp_path):
     assert [item.numpy() for item in tf.data.TFRecordDataset(str(path))] == PAYLOADS
 
 
+def test_a_payload_in_parts_is_framed_as_a_whole_one():
+    assert b"".join(tfrecord.frame(b"fi", b"", b"rst")) == b"".join(tfrecord.frame(b"first"))
+
+
 @pytest.mark.parametrize("length", [1, 12, 20, END - 1])
 def test_a_file_that_ends_inside_a_record_is_corrupt(length):
     broken = max(start for start in STARTS if start <= length)
