@@ -341,8 +341,8 @@ class _Ingest:
 
     @property
     def _writing_threads(self) -> int:
-        """Threads for local shards; 0 where workers of a cluster write, or a store is waited for."""
-        is_local = not (storage.is_remote(self.options.out) or runs_on_cluster(self.make_pipeline))
+        """Threads for local shards; 0 where a service writes, or a store is waited for."""
+        is_local = not (storage.is_remote(self.options.out) or isinstance(self.make_pipeline, ServicePipelines))
         return worker_threads(self.options.threads) if is_local else 0
 
     def _scan(self, salt: str, hidden: HiddenNames) -> Scan:

@@ -47,7 +47,12 @@ def worker_threads(requested: int) -> int:
     Args:
       requested: threads that the user wants; 0 lets this process decide.
     """
-    return requested or (1 if _BEAM_WORKER in os.environ else cores())
+    return requested or (1 if is_worker() else cores())
+
+
+def is_worker() -> bool:
+    """Returns whether this process is a worker of a cluster, of which a machine has several."""
+    return _BEAM_WORKER in os.environ
 
 
 def free_bytes() -> int:

@@ -18,7 +18,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, local_progress, map_ordered, worker_threads
+from beam_jobs.common.system import Progress, is_worker, local_progress, map_ordered, worker_threads
 from beam_jobs.dataset import manifest, verify
 from beam_jobs.dataset.verify import Unit, UnitChecker
 from beam_jobs.errors import DatasetChanged, Unreadable
@@ -206,7 +206,8 @@ class _Write(beam.DoFn):
         self._task = task
 
     def setup(self) -> None:
-        self._task = replace(self._task, threads=worker_threads(self._task.threads))
+        processes = 0 if is_worker() else self._task.processes
+        self._task = replace(self._task, threads=worker_threads(self._task.threads), processes=processes)
 
     def start_bundle(self) -> None:
         self._shards: list[ShardTask] = []

@@ -162,7 +162,7 @@ class WriteTask:
       threads: number of threads; 0, until a worker has it, lets the worker decide.
       seed: seed of the order of the images.
       processes: number of processes that write a shard each, with one thread; 0 to write in the process that has the
-        task.
+        task, as each worker of a cluster does.
     """
 
     reader: Reader

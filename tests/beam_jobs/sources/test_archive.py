@@ -210,7 +210,7 @@ def test_compressed_archives_are_read_through_a_plain_copy(tmp_path, name, mode)
 
 def ingest_on_workers(options: IngestOptions) -> None:
     pipelines = functools.partial(local_pipeline)
-    pipelines.engine, pipelines.attach = "flink", lambda address: None
+    pipelines.engine, pipelines.processes, pipelines.attach = "flink", 1, lambda address: None
     ingest.run(options, pipelines)
 
 

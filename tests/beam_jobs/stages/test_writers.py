@@ -281,6 +281,14 @@ def test_no_process_for_images_that_each_would_unpack(options, source, tmp_path)
     assert not writers._own.pool._idle
 
 
+def test_a_worker_of_a_cluster_writes_itself(options, monkeypatch):
+    monkeypatch.setattr(transforms, "is_worker", lambda: True)
+    counted = Recorder()
+    run(options, counted)
+    assert counted.counters()["images"] == IMAGES
+    assert not writers._own.pool._idle
+
+
 def test_no_process_for_images_of_a_store(stages):
     task = replace(stages.task, reader=replace(stages.task.reader, base="gs://bucket/images"))
     assert writers.count(task, IMAGES, stages.shards, 2) == 0
