@@ -1,8 +1,8 @@
 """A fork server: starts processes that have imported every module already.
 
-It runs no thread, so a fork is safe and fast. `pool` starts it with one end of a socket as its argument. Each message
-on the socket holds the socket of a new process and a pipe, to which the fork server writes the exit status of the
-process. It ends with the process that started it.
+It runs no thread, so a fork is safe and fast. `process_pool` starts it with one end of a socket as its argument. Each
+message on the socket holds the socket of a new process and a pipe, to which the fork server writes the exit status of
+the process. It ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -71,8 +71,8 @@ def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
                     new = Progress(*answer["done"])
                     local_progress.add(Progress(new.images - done.images, new.bytes - done.bytes))
                     done = new
-        except (ChildDied, TooSlow) as died:
-            cause = died
+        except (ChildDied, TooSlow) as died:  # the second tells of the limits of an image
+            cause = died if isinstance(died, ChildDied) else ChildDied("it was stopped")
             continue
         return _outcome(answer)
     raise FeedlineError(
@@ -101,7 +101,7 @@ def start(images: int, threads: int) -> None:
         _own.pool.start()
 
 
-def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: int) -> int:
+def count(task: WriteTask, images: int, shards: Sequence[ShardTask], threads: int) -> int:
     """Returns the number of processes to write local shards with; 0 for none but this one.
 
     Other processes would unpack a compressed archive again, each of them; a store is waited for in threads.
@@ -112,7 +112,6 @@ def count(task: WriteTask, images: int, shards: Iterable[ShardTask], threads: in
       shards: the shards.
       threads: number of threads for all of them.
     """
-    shards = list(shards)
     number = min(threads, len(shards))
     if images < MIN_IMAGES or number < 2:
         return 0
