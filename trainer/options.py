@@ -128,7 +128,7 @@ class TrainOptions(Options):
 
     def __post_init__(self) -> None:
         if not self.class_weights and self.class_weights != "":
-            raise OptionError("class_weights is {}; it must be balanced, or class: weight")
+            raise OptionError("class_weights is {}; it must be the word balanced, or a mapping of class to weight")
         _ = self.profile_window
         self._check_combinations()
 

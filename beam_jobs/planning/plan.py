@@ -316,7 +316,7 @@ class _PlannedRows:
                 shards_of = rows.close()
             written = sum(shard.images for shard in shards_of)
             if written != images:
-                raise RuntimeError(f"the plan has {images} images in place {place}, and {written} rows were written")
+                raise RuntimeError(f"{name or 'dropped'}: {images} images are planned, {written} rows were written")
             yield SplitPlan(name=name, images=images, bytes=size, shards=shards_of)
 
     def _sort(self, sorter: RowSorter, places: int, pool: ThreadPoolExecutor) -> list[tuple[int, int]]:

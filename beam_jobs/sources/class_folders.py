@@ -53,7 +53,7 @@ def first_usable(entries: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | N
     return False, reject
 
 
-def check_enterable(directory: str, root: str) -> None:
+def check_directory(directory: str, root: str) -> None:
     """Checks a directory before it is walked; an error, not a reject, because it may hold a complete class.
 
     Raises:
@@ -95,7 +95,7 @@ def _walk_local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidde
 def _list_names(
     directory: str, root: str, prefix: str, state: State, visited: set[tuple[int, int, State]]
 ) -> Iterator[tuple[str, str, State, tuple[str, bool, bool]]]:
-    check_enterable(directory, root)
+    check_directory(directory, root)
     try:
         status = os.stat(directory)
         if (status.st_dev, status.st_ino, state) in visited:
@@ -186,7 +186,7 @@ class ClassFolders:
             raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}{f', or {_TABLE}' * bool(files)}")
         root = os.path.realpath(self.root)
         for entry in classes:
-            check_enterable(entry.path, root)
+            check_directory(entry.path, root)
         if not any(isinstance(entry, ImageRef) for entry in self.entries()):
             raise SourceError(f"{self.root} has {len(classes)} class folders and all are empty; put the images there")
 

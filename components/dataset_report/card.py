@@ -81,7 +81,7 @@ class Card:
 
 def title(dataset: Manifest) -> str:
     """Returns the title of a dataset; without one, its source."""
-    return shown.text(About.recorded(dataset.options).title, 200) or shown.place(dataset.source, 100)
+    return shown.text(About.recorded(dataset.options).title, 200) or shown.short_path(dataset.source, 100)
 
 
 def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
@@ -90,7 +90,7 @@ def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
     warnings = [*dataset.warnings[:_MOST_SPLITS], *([lookup.leak_sentence(leaks)] if leaks else [])]
     about = About.recorded(dataset.options)
     facts = [
-        ("Source", shown.place(dataset.source, 100) if about.title else ""),
+        ("Source", shown.short_path(dataset.source, 100) if about.title else ""),
         ("Content", dataset.digest),
         ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
         ("Found", plural(counts.found, "image")),
@@ -225,7 +225,7 @@ def verdict(values: Mapping[str, Any]) -> Verdict:
 def _comparison(item: Mapping[str, Any]) -> Comparison:
     return Comparison(
         kind=shown.text(item["kind"], 40),
-        baseline=shown.place(str(item["baseline"]), 80),
+        baseline=shown.short_path(str(item["baseline"]), 80),
         split=shown.text(item["split"], 60),
         feature=shown.text(item["feature"], 80),
         measure=_MEASURES.get(item["measure"], shown.text(item["measure"], 40)),
@@ -372,8 +372,8 @@ def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
 
 
 def _properties_line(artifact: ArtifactDetail) -> str:
-    pairs = ((name, _DIGEST.sub(r"\1", shown.place(value))) for name, value in artifact.properties.items() if value)
-    return ", ".join(f"{name} {value}" for name, value in pairs)
+    values = {name: shown.short_path(value) for name, value in artifact.properties.items() if value}
+    return ", ".join(name + " " + _DIGEST.sub(r"\1", value) for name, value in values.items())
 
 
 def _middle(row: int) -> int:

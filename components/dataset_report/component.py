@@ -122,7 +122,7 @@ class DatasetReport(base_component.BaseComponent):
             `model_run` for the figures by epoch.
         """
         if unknown := trained.keys() - {MODEL_KEY, MODEL_RUN_KEY}:
-            raise TypeError(f"no outputs of a Trainer: {', '.join(sorted(unknown))}; there are model and model_run")
+            raise TypeError(f"a Trainer has no outputs named {', '.join(sorted(unknown))}; it has model and model_run")
         values = {
             INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
             SOURCE_KEY: source,

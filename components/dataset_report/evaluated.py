@@ -17,7 +17,7 @@ from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from components.dataset_report import shown
-from components.dataset_report.shown import Album, Facts, Images, Picture, Room
+from components.dataset_report.shown import ByteBudget, Facts, Images, Picture, Renderer
 from components.evaluation import Accuracy, Bin, Calibration, Evaluation
 from components.evaluation import Confusion as Counts
 
@@ -29,7 +29,7 @@ MOST_IMAGES = 2000  # in predictions
 _BATCH = 32
 _MOST_MISTAKES = 24
 _SIDE_PX = 200
-_ROOM_BYTES = 600_000
+_BUDGET_BYTES = 600_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Mistake:
       predicted: predicted class.
       true: true class.
       probability: probability of the predicted class, 0-1.
-      true_probability: probability of the true class, 0-1.
+      true_class_probability: probability of the true class, 0-1.
       picture: picture of the image; None if the section is full.
       facts: names and values about the image.
     """
@@ -81,7 +81,7 @@ class Mistake:
     predicted: str
     true: str
     probability: float
-    true_probability: float
+    true_class_probability: float
     picture: Picture | None
     facts: Facts
 
@@ -156,7 +156,7 @@ def load_model(model: str) -> ExportedModel:
     from trainer.serving import predict as predicting
 
     if not tf.io.gfile.exists(storage.join(model, "saved_model.pb")):
-        raise OptionError(f"{shown.place(model)} holds no model; give the folder that `feedline run` pushed to")
+        raise OptionError(f"{shown.short_path(model)} holds no model; give the folder that `feedline run` pushed to")
     return predicting.load_model(model)
 
 
@@ -185,7 +185,7 @@ def _probabilities(model: ExportedModel, records: Sequence[bytes]) -> np.ndarray
         ) from error
 
 
-def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mistakes:
+def worst_mistakes(images: Images, renderer: Renderer, predictions: Predictions) -> Mistakes:
     """Returns the images with the highest probability for a wrong class.
 
     Raises:
@@ -194,7 +194,7 @@ def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mi
     wrong = np.flatnonzero(predictions.predicted != predictions.true)
     certainty = predictions.certainty
     order = wrong[np.argsort(-certainty[wrong], kind="stable")][:_MOST_MISTAKES]
-    room = Room(_ROOM_BYTES)
+    budget = ByteBudget(_BUDGET_BYTES)
     labels = images.dataset.labels
     rows = []
     for index in order:
@@ -202,15 +202,15 @@ def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mi
         true, predicted = int(predictions.true[index]), int(predictions.predicted[index])
         rows.append(
             Mistake(
-                key=shown.place(row["key"]),
+                key=shown.short_path(row["key"]),
                 predicted=shown.text(labels[predicted], 60),
                 true=shown.text(labels[true], 60),
                 probability=float(certainty[index]),
-                true_probability=float(predictions.probabilities[index, true]),
-                picture=album.render(row, _SIDE_PX, room),
+                true_class_probability=float(predictions.probabilities[index, true]),
+                picture=renderer.render(row, _SIDE_PX, budget),
                 facts=(
                     predictions.fact(index, labels),
-                    ("Probability of its class", shown.percent(float(predictions.probabilities[index, true]))),
+                    ("Probability of the true class", shown.percent(float(predictions.probabilities[index, true]))),
                     *images.facts(row),
                 ),
             )

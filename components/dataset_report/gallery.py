@@ -26,11 +26,11 @@ from components.dataset_report import shown
 from components.dataset_report.shown import (
     DROPPED,
     NO_CLASS,
-    Album,
+    ByteBudget,
     Facts,
     Images,
     Picture,
-    Room,
+    Renderer,
     placeholder,
     render_file,
 )
@@ -40,7 +40,7 @@ _MOST_IMAGES = 240
 _MOST_PER_STRIP = 8
 # The more pictures, the smaller they are, so that all fit.
 _SIDES_PX = ((100, 320), (180, 256), (_MOST_IMAGES, 200))
-_ROOM_BYTES = 2_000_000
+_BUDGET_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Gallery:
         return sum(len(strip.tiles) for strips in self.classes.values() for strip in strips)
 
 
-def gallery(images: Images, album: Album) -> Gallery:
+def gallery(images: Images, renderer: Renderer) -> Gallery:
     """Renders the gallery.
 
     The images are the first in the order of the shards, which is that of a hash, and thus a random sample. An image of
@@ -116,7 +116,7 @@ def gallery(images: Images, album: Album) -> Gallery:
     labels = [label for label in (*images.dataset.labels, NO_CLASS) if any((label, name) in counts for name in splits)]
     sample_labels = labels[: max(1, min(_MOST_CLASSES, _MOST_IMAGES // max(1, len(splits))))]
     sample = _sample(images, sample_labels, max(1, len(sample_labels) * len(splits)))
-    tiles = _render(images, album, sample)
+    tiles = _render(images, renderer, sample)
     return Gallery(
         classes={
             label: [
@@ -155,11 +155,11 @@ def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[st
 
 
 def _render(
-    images: Images, album: Album, sample: dict[tuple[str, str], list[int]]
+    images: Images, renderer: Renderer, sample: dict[tuple[str, str], list[int]]
 ) -> defaultdict[tuple[str, str], list[Tile]]:
     total = sum(map(len, sample.values()))
     side_px = next((side for most, side in _SIDES_PX if total <= most), _SIDES_PX[-1][1])
-    room = Room(_ROOM_BYTES)
+    budget = ByteBudget(_BUDGET_BYTES)
     tiles: defaultdict[tuple[str, str], list[Tile]] = defaultdict(list)
     # The first image of every strip, then the second, so that a full section affects all strips equally.
     for turn in range(_MOST_PER_STRIP):
@@ -167,10 +167,10 @@ def _render(
             if turn >= len(indices):
                 continue
             row = images.row(indices[turn])
-            picture = album.render(row, side_px, room)
+            picture = renderer.render(row, side_px, budget)
             if picture is not None:
                 tile = Tile(
-                    label=label, split=split, key=shown.place(row["key"]), picture=picture, facts=images.facts(row)
+                    label=label, split=split, key=shown.short_path(row["key"]), picture=picture, facts=images.facts(row)
                 )
                 tiles[label, split].append(tile)
     return tiles
@@ -179,7 +179,7 @@ def _render(
 _MOST_SETS = 30
 _MOST_MEMBERS = 6
 _DUPLICATE_SIDE_PX = 160
-DUPLICATES_ROOM_BYTES = 1_200_000  # for sets of both kinds
+DUPLICATES_BUDGET_BYTES = 1_200_000  # for sets of both kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,14 +239,14 @@ class Duplicates:
     leaks: int
 
 
-def duplicates(images: Images, album: Album, column: str, room: Room) -> Duplicates:
+def duplicates(images: Images, renderer: Renderer, column: str, budget: ByteBudget) -> Duplicates:
     """Returns the sets of one kind.
 
     Args:
       images: images of the dataset.
-      album: reader of the images.
+      renderer: reader of the images.
       column: `cluster` for exact copies, `near` for near duplicates.
-      room: limit of the size of the pictures.
+      budget: limit of the size of the pictures.
 
     Raises:
       CorruptDataset: a record is damaged.
@@ -257,7 +257,7 @@ def duplicates(images: Images, album: Album, column: str, room: Room) -> Duplica
         clusters=[
             Cluster(
                 name=one["name"],
-                members=_members(images, album, column, one["name"], room),
+                members=_members(images, renderer, column, one["name"], budget),
                 size=one["size"],
                 is_conflict=one["is_conflict"],
                 is_leak=one["is_leak"],
@@ -280,20 +280,20 @@ _FIRST_SETS = "SELECT * FROM sets ORDER BY NOT is_leak, NOT is_conflict, size DE
 _MEMBERS = "SELECT row FROM images WHERE {column} = $name ORDER BY shard < 0, key LIMIT $most"
 
 
-def _members(images: Images, album: Album, column: str, name: str, room: Room) -> list[Member]:
+def _members(images: Images, renderer: Renderer, column: str, name: str, budget: ByteBudget) -> list[Member]:
     members: list[Member] = []
     for number in images.database.column(_MEMBERS.format(column=column), name=name, most=_MOST_MEMBERS).tolist():
         row = images.row(number)
         is_written = row["shard"] >= 0
         if is_written:
-            picture = album.render(row, _DUPLICATE_SIDE_PX, room)
+            picture = renderer.render(row, _DUPLICATE_SIDE_PX, budget)
         else:
             # A dropped copy has no record, but its stored copy is the same image.
             first = members[0].picture if column == "cluster" and members else None
-            picture = room.take(first) if first else None
+            picture = budget.spend(first) if first else None
         members.append(
             Member(
-                key=shown.place(row["key"], 80),
+                key=shown.short_path(row["key"], 80),
                 labels=shown.text(", ".join(images.labels(row)), 60),
                 split=row["split"] if is_written else DROPPED,
                 picture=picture,
@@ -356,7 +356,7 @@ def _read_reject(source: str, uri: str) -> bytes | None:
 _MOST_REJECTS = 200
 _MOST_FILES = 100  # opened, also without a picture
 _REJECT_SIDE_PX = 200
-_REJECTS_ROOM_BYTES = 700_000
+_REJECTS_BUDGET_BYTES = 700_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,14 +418,14 @@ def rejects(tables: Iterable[pa.Table], source: str = "") -> Rejects:
             by_reason[row["reason"]] = _first_rejects(by_reason[row["reason"]])
     turns = itertools.zip_longest(*(_first_rejects(rows) for _, rows in sorted(by_reason.items())))
     sample = list(itertools.islice(filter(None, itertools.chain.from_iterable(turns)), _MOST_REJECTS))
-    room = Room(_REJECTS_ROOM_BYTES)
+    budget = ByteBudget(_REJECTS_BUDGET_BYTES)
     pictures = [
-        _reject_picture(source, row, room) if source and index < _MOST_FILES else None
+        _reject_picture(source, row, budget) if source and index < _MOST_FILES else None
         for index, row in enumerate(sample)
     ]
     rows = [
         RejectRow(
-            key=shown.place(row["key"]),
+            key=shown.short_path(row["key"]),
             stage=row["stage"],
             reason=row["reason"],
             detail=shown.text(row["detail"], 240),
@@ -443,8 +443,8 @@ def _first_rejects(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return heapq.nsmallest(_MOST_REJECTS, rows, key=lambda row: row["key"])
 
 
-def _reject_picture(source: str, row: Mapping[str, Any], room: Room) -> Picture | None:
-    if room.free_bytes <= 0:
+def _reject_picture(source: str, row: Mapping[str, Any], budget: ByteBudget) -> Picture | None:
+    if budget.free_bytes <= 0:
         return None
     picture = render_reject(source, row["uri"], _REJECT_SIDE_PX)
-    return None if picture is None else room.take(picture)
+    return None if picture is None else budget.spend(picture)

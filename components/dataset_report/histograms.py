@@ -13,7 +13,7 @@ from beam_jobs.common.strings import plural
 from beam_jobs.dataset import divergence
 from beam_jobs.dataset.manifest import Manifest
 from components.dataset_report import shown
-from components.dataset_report.shown import Album, Facts, Images, Picture, Room
+from components.dataset_report.shown import ByteBudget, Facts, Images, Picture, Renderer
 
 _MAX_CLASSES = 200
 _MAX_BARS = 12
@@ -389,7 +389,7 @@ def _short(value: float, digits: int = 4) -> float:
 
 _MOST_EXTREMES = 8
 _EXTREME_SIDE_PX = 100
-_EXTREMES_ROOM_BYTES = 250_000
+_EXTREMES_BUDGET_BYTES = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,13 +465,13 @@ _FIRST_ROWS = """
 _HAS_RANGE = "SELECT count(*) FROM images WHERE place <> '' HAVING min({value}) < max({value})"
 
 
-def extremes(images: Images, album: Album) -> list[Extremes]:
+def extremes(images: Images, renderer: Renderer) -> list[Extremes]:
     """Returns the images at the ends of the distributions; a value that all images share has none.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
-    room = Room(_EXTREMES_ROOM_BYTES)
+    budget = ByteBudget(_EXTREMES_BUDGET_BYTES)
     found = []
     for title, end in _ENDS.items():
         if end.of_channels and not images.dataset.channels:
@@ -485,9 +485,9 @@ def extremes(images: Images, album: Album) -> list[Extremes]:
                 title=title,
                 images=[
                     Extreme(
-                        key=shown.place(row["key"], 80),
+                        key=shown.short_path(row["key"], 80),
                         value=end.text(value),
-                        picture=album.render(row, _EXTREME_SIDE_PX, room),
+                        picture=renderer.render(row, _EXTREME_SIDE_PX, budget),
                         facts=images.facts(row, columns=0),
                     )
                     for row, value in rows

@@ -22,9 +22,9 @@ from components.dataset_report import RunDetails, shown
 from components.dataset_report.card import card, run_view, title
 from components.dataset_report.card import verdict as verdict_view
 from components.dataset_report.evaluated import Predictions, evaluation_view, predict, worst_mistakes
-from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, Tile, duplicates, gallery, rejects
+from components.dataset_report.gallery import DUPLICATES_BUDGET_BYTES, Tile, duplicates, gallery, rejects
 from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions, extremes
-from components.dataset_report.shown import Album, Images, Room, open_images
+from components.dataset_report.shown import ByteBudget, Images, Renderer, open_images
 from components.dataset_report.training import augmentation
 from components.dataset_report.training import training as training_view
 from components.evaluation import Evaluation
@@ -33,7 +33,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     "line": shown.text,
     "lines": shown.lines,
-    "place": shown.place,
+    "short_path": shown.short_path,
     "number": shown.number,
     "percent": shown.percent,
     "weight": strings.size,
@@ -72,8 +72,8 @@ def render(
     dataset = manifest.load(directory)
     kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     rejected = schemas.read_rejects(storage.join(directory, manifest.REJECTS_NAME))
-    album = Album(directory, dataset)
-    room = Room(DUPLICATES_ROOM_BYTES)
+    renderer = Renderer(directory, dataset)
+    budget = ByteBudget(DUPLICATES_BUDGET_BYTES)
     with open_images(directory, dataset) as images:
         predictions = predict(images, directory, model) if model else None
         return render_page(
@@ -84,17 +84,17 @@ def render(
                 "card": card(dataset, lookup.find_leaks(images.database, kinds)),
                 "verdict": None if verdict is None else verdict_view(verdict),
                 "balance": balance(dataset),
-                "gallery": gallery(images, album),
+                "gallery": gallery(images, renderer),
                 "distributions": distributions(images),
-                "extremes": extremes(images, album),
+                "extremes": extremes(images, renderer),
                 "chart": {"width": WIDTH, "height": HEIGHT},
                 "rejects": rejects(rejected, source),
-                "exact": duplicates(images, album, "cluster", room),
-                "near": duplicates(images, album, "near", room),
-                "augmentation": None if input_options is None else augmentation(images, album, input_options),
+                "exact": duplicates(images, renderer, "cluster", budget),
+                "near": duplicates(images, renderer, "near", budget),
+                "augmentation": None if input_options is None else augmentation(images, renderer, input_options),
                 "training": training_view(run.training) if run and run.training else None,
                 "evaluation": evaluation_view(evaluation, predictions, dataset.labels),
-                "mistakes": None if predictions is None else worst_mistakes(images, album, predictions),
+                "mistakes": None if predictions is None else worst_mistakes(images, renderer, predictions),
                 "run": run_view(run) if run and run.steps else None,
             },
             _FILTERS,
@@ -181,10 +181,10 @@ def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watc
         groups = [group for splits in by_class.values() for group in splits.values()]
         groups += [group for _, group, _ in predicted]
         total = sum(group.count for group in groups)
-        album = Album(directory, dataset)
+        renderer = Renderer(directory, dataset)
         with watch("rendering", Progress(total), system.local_progress.read):
             for group in groups:
-                _write_group(images, album, group, stage.path)
+                _write_group(images, renderer, group, stage.path)
         index = {
             "title": title(dataset),
             "dataset": dataset,
@@ -211,11 +211,11 @@ def _predicted_groups(predictions: Predictions, dataset: Manifest) -> Iterator[t
             yield label, group, int(wrong[members].sum())
 
 
-def _write_group(images: Images, album: Album, group: _Group, folder: str) -> None:
+def _write_group(images: Images, renderer: Renderer, group: _Group, folder: str) -> None:
     for number in range(1, group.pages + 1):
         rows = list(group.rows[_PAGE_IMAGES * (number - 1) : _PAGE_IMAGES * number])
         found = {row["row"]: row for row in images.database.query(_ROWS, rows=rows).to_pylist()}
-        make = partial(_make_tile, images, album, group)
+        make = partial(_make_tile, images, renderer, group)
         values = {
             "title": group.title,
             "count": group.count,
@@ -230,10 +230,10 @@ def _write_group(images: Images, album: Album, group: _Group, folder: str) -> No
         storage.write_bytes(storage.join(folder, group.page(number)), page.encode(), durable=False)
 
 
-def _make_tile(images: Images, album: Album, group: _Group, row: dict[str, Any]) -> Tile:
+def _make_tile(images: Images, renderer: Renderer, group: _Group, row: dict[str, Any]) -> Tile:
     # Plain text, because the section of duplicates is on another page.
     facts = (*group.facts.get(row["row"], ()), *((name, str(value)) for name, value in images.facts(row)))
-    picture = album.picture(row, album.values(row), _SIDE_PX)
+    picture = renderer.picture(row, renderer.values(row), _SIDE_PX)
     system.local_progress.add(Progress(1))
     label = ", ".join(images.labels(row))
-    return Tile(label=label, split=row["split"], key=shown.place(row["key"]), picture=picture, facts=facts)
+    return Tile(label=label, split=row["split"], key=shown.short_path(row["key"]), picture=picture, facts=facts)

@@ -54,7 +54,7 @@ def lines(value: str) -> str:
     return "\n".join(strings.printable(line[:400]) for line in value.splitlines()[:60])
 
 
-def place(value: str, most: int = _MAX_LENGTH) -> str:
+def short_path(value: str, most: int = _MAX_LENGTH) -> str:
     """Returns a path or URI as a line; for an absolute path, which may contain a user name, the last two parts."""
     return text(_without_owner(value) if _ABSOLUTE.match(value) else value, most)
 
@@ -132,7 +132,7 @@ class Images:
         labels, source = self.labels(row), (row["source_width"], row["source_height"])
         resized = "" if source == (row["width"], row["height"]) else f", from {source[0]:,} x {source[1]:,}"
         pairs = [
-            ("Image", place(row["key"])),
+            ("Image", short_path(row["key"])),
             ("Class", text(", ".join(labels))),
             ("Split", row["split"] if row["shard"] >= 0 else DROPPED),
             ("Size", f"{row['width']:,} x {row['height']:,} pixels{resized}"),
@@ -202,13 +202,13 @@ class Picture:
       url: `data:` URL of a JPEG or PNG file; empty for a placeholder.
       width: width, pixels.
       height: height, pixels.
-      remark: reason for a placeholder; empty for a picture.
+      problem: reason for a placeholder; empty for a picture.
     """
 
     url: str
     width: int
     height: int
-    remark: str = ""
+    problem: str = ""
 
     @property
     def is_tiny(self) -> bool:
@@ -216,18 +216,17 @@ class Picture:
         return max(self.width, self.height) <= TINY_PX
 
 
-class Room:
+@dataclass
+class ByteBudget:
     """Limit of the total size of the pictures of a section.
 
     Attributes:
       free_bytes: number of bytes that remain.
     """
 
-    def __init__(self, size: int) -> None:
-        """Builds the limit, from a size in bytes."""
-        self.free_bytes = size
+    free_bytes: int
 
-    def take(self, picture: Picture) -> Picture | None:
+    def spend(self, picture: Picture) -> Picture | None:
         """Returns the picture and subtracts its size; None if it does not fit."""
         if len(picture.url) > self.free_bytes:
             return None
@@ -235,11 +234,11 @@ class Room:
         return picture
 
 
-class Album:
+class Renderer:
     """Renders the images of a dataset."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Builds the album without opening a file.
+        """Builds it without opening a file.
 
         Args:
           directory: directory of the dataset.
@@ -256,15 +255,15 @@ class Album:
         """
         return read_row_record(self._directory, self._dataset, row)
 
-    def render(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
+    def render(self, row: Mapping[str, Any], side_px: int, budget: ByteBudget) -> Picture | None:
         """Returns the picture of a row, with a long side of at most `side_px`; None if the section is full.
 
         Raises:
           CorruptDataset: the record is missing or damaged, or its image is damaged.
         """
-        if room.free_bytes <= 0:
+        if budget.free_bytes <= 0:
             return None
-        return room.take(self.picture(row, self.values(row), side_px))
+        return budget.spend(self.picture(row, self.values(row), side_px))
 
     def picture(self, row: Mapping[str, Any], values: Mapping[str, list], side_px: int, max_pixels: int = 0) -> Picture:
         """Returns the picture of a record, or a placeholder if a limit forbids the decode.
@@ -318,7 +317,7 @@ def render_pixels(pixels: np.ndarray, side_px: int) -> Picture:
 
 def placeholder(reason: BadImage) -> Picture:
     """Returns the placeholder of an image that cannot be displayed."""
-    return Picture(url="", width=0, height=0, remark=text(str(reason), 240))
+    return Picture(url="", width=0, height=0, problem=text(str(reason), 240))
 
 
 def _picture(image: Thumbnail) -> Picture:

@@ -13,7 +13,7 @@ from beam_jobs.common import strings
 from beam_jobs.dataset import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
-from components.dataset_report.shown import Album, Facts, Images, Picture, Room, render_pixels
+from components.dataset_report.shown import ByteBudget, Facts, Images, Picture, Renderer, render_pixels
 
 if TYPE_CHECKING:
     from trainer.ops import Op
@@ -23,7 +23,7 @@ TRAINING_INPUTS = 6  # of each image, in as many epochs
 _SIDE_PX = 160
 # The ops run in this process, after a decoder process has decoded the image: 24 Mpx are 72 MB, and 288 MB as floats.
 _MOST_PIXELS = 24_000_000
-_ROOM_BYTES = 700_000
+_BUDGET_BYTES = 700_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Augmentation:
     problem: str = ""
 
 
-def augmentation(images: Images, album: Album, input_options: Mapping[str, Any]) -> Augmentation:
+def augmentation(images: Images, renderer: Renderer, input_options: Mapping[str, Any]) -> Augmentation:
     """Renders a few images as inputs of training and evaluation.
 
     The random numbers are those of the first epochs: they depend only on the key of the image, the seed and the epoch,
@@ -74,7 +74,7 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
 
     Args:
       images: images of the dataset.
-      album: reader of the images.
+      renderer: reader of the images.
       input_options: `InputOptions` as JSON values.
 
     Raises:
@@ -94,9 +94,9 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     try:
         train = _picture_ops(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
         evaluation = _picture_ops(adapt_ops_to_records(evaluation_ops(options), images.dataset))
-        room = Room(_ROOM_BYTES)
+        budget = ByteBudget(_BUDGET_BYTES)
         for _, row in _sample(images):
-            example = _example(images, album, row, (train, evaluation, options.seed), room)
+            example = _example(images, renderer, row, (train, evaluation, options.seed), budget)
             examples += [example] if example else []
     except UsageError as error:
         problem = str(error)
@@ -160,20 +160,20 @@ def _sample(images: Images) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _example(
-    images: Images, album: Album, row: Mapping[str, Any], chains: tuple[Sequence[Op], Sequence[Op], int], room: Room
+    images: Images, renderer: Renderer, row: dict[str, Any], chains: tuple[list[Op], list[Op], int], budget: ByteBudget
 ) -> Example | None:
     train, evaluation, seed = chains
-    values = album.values(row)
-    stored = room.take(album.picture(row, values, _SIDE_PX, _MOST_PIXELS))
-    if stored is None or stored.remark:
+    values = renderer.values(row)
+    stored = budget.spend(renderer.picture(row, values, _SIDE_PX, _MOST_PIXELS))
+    if stored is None or stored.problem:
         return None
     inputs = [apply_chain(train, values, seed, epoch) for epoch in range(TRAINING_INPUTS)]
-    training = [room.take(render_pixels(pixels, _SIDE_PX)) for pixels in inputs]
-    evaluated = room.take(render_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
+    training = [budget.spend(render_pixels(pixels, _SIDE_PX)) for pixels in inputs]
+    evaluated = budget.spend(render_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
     if evaluated is None:
         return None
     return Example(
-        key=shown.place(row["key"]),
+        key=shown.short_path(row["key"]),
         label=shown.text(", ".join(images.labels(row)), 60),
         stored=stored,
         training=[picture for picture in training if picture],

@@ -223,4 +223,4 @@ def _export(view: View, directory: str) -> None:
         count += 1
         say(target)
     if not count:
-        raise OptionError("no shown record has an image in a feature of a known name; there is nothing to export")
+        raise OptionError("no selected record has an image in a feature with a known name; nothing can be exported")

@@ -186,9 +186,9 @@ def still_to_read(source: Path, clean: Path, left: dict[str, list[str]]) -> Coun
 
 
 def chosen(choose: random.Random, last: int, count: int) -> list[int]:
-    """Returns moments, one of each of so many equal parts of a run."""
+    """Returns moments, one of each of so many equal parts of a run; some of them twice where it has fewer."""
     edges = [1 + last * part // count for part in range(count + 1)]
-    return [choose.randrange(first, after) for first, after in itertools.pairwise(edges)]
+    return [choose.randrange(first, max(after, first + 1)) for first, after in itertools.pairwise(edges)]
 
 
 def main(source: str, folder: Path, seed: int, count: int) -> dict:

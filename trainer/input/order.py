@@ -114,7 +114,7 @@ class Order:
         return tf.reshape(tf.transpose(slots), [-1])[: self.records]
 
     def _repeat_members(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the record numbers of each class up to its quota, and the number of the copy of each."""
+        """Returns the record numbers of each class up to its quota, and the repetition of each, from 0."""
         numbers, copies = [], []
         for label, quota in self.quota.items():
             members = self._shuffle(tf.constant(self.members[label]), epoch, 3 + label)

@@ -207,8 +207,8 @@ def _decode_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
         reduction = tf.reduce_min(tf.cast(sides, tf.float64) / tf.cast(plan, tf.float64))
         choice = tf.reduce_sum(tf.cast(reduction >= tf.constant(ratios[1:], tf.float64), tf.int32))
         decoded = tf.switch_case(choice, [lambda ratio=ratio: decode_rgb(encoded, ratio) for ratio in ratios])
-        covered = tf.cast(shape[:2], tf.float64) / tf.cast(tf.gather(ratios, choice), tf.float64)
-        stored = _resize(decoded, covered, tf.where(is_swapped, plan[::-1], plan))
+        exact_size = tf.cast(shape[:2], tf.float64) / tf.cast(tf.gather(ratios, choice), tf.float64)
+        stored = _resize(decoded, exact_size, tf.where(is_swapped, plan[::-1], plan))
         stored = _crop(turn_upright(stored, orientation), plan, policy)
         return _recompress(stored, policy.quality, True) if policy.policy == "resize" else stored
 
@@ -253,15 +253,15 @@ def _crop(pixels: tf.Tensor, size: tf.Tensor, policy: PixelOptions) -> tf.Tensor
     return tf.ensure_shape(tf.slice(pixels, [begin[0], begin[1], 0], [side, side, 3]), [side, side, 3])
 
 
-def _resize(pixels: tf.Tensor, covered: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def _resize(pixels: tf.Tensor, exact_size: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Resizes like `beam_jobs.images.normalise`: by area average from a factor of 2, otherwise bilinear.
 
     Args:
       pixels: uint8[height, width, 3].
-      covered: float64[2], rows and columns that the image covers.
+      exact_size: float64[2], height and width of the image before they were rounded up to whole pixels.
       size: int32[2], height and width of the result.
     """
-    factors = tf.cast(size, tf.float64) / covered
+    factors = tf.cast(size, tf.float64) / exact_size
     sides = tf.shape(pixels)[:2]
     # OpenCV copies an image if its size does not change, for any factors.
     is_unchanged = tf.reduce_all(tf.cast(tf.round(tf.cast(sides, tf.float64) * factors), tf.int32) == sides)

@@ -98,7 +98,7 @@ def test_a_link_to_itself_beside_the_class_folders_is_rejected(tmp_path):
 def test_a_directory_that_is_gone_by_the_time_it_is_listed_stops_everything(tmp_path, monkeypatch):
     make(tmp_path, "cat/a.jpg")
     monkeypatch.setattr(
-        class_folders, "check_enterable", lambda path, root: path.endswith("cat") and shutil.rmtree(path)
+        class_folders, "check_directory", lambda path, root: path.endswith("cat") and shutil.rmtree(path)
     )
     with pytest.raises(SourceError, match="cannot be read: No such file or directory$"):
         found_in(tmp_path)

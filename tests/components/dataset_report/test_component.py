@@ -22,7 +22,7 @@ def test_a_dataset_alone_is_enough_and_what_is_given_besides_is_an_input():
         model_run=types.Channel(type=standard_artifacts.ModelRun),
     )
     assert more.inputs.keys() == {"examples", "evaluation", "verdict", "model", "model_run"}
-    with pytest.raises(TypeError, match="no outputs of a Trainer: modle; there are model and model_run"):
+    with pytest.raises(TypeError, match="a Trainer has no outputs named modle; it has model and model_run"):
         DatasetReport(EXAMPLES, modle=types.Channel(type=standard_artifacts.Model))
 
 

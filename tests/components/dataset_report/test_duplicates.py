@@ -5,17 +5,17 @@ import pytest
 from beam_jobs.dataset import manifest
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates
-from components.dataset_report.shown import Album, Room, open_images
+from components.dataset_report.gallery import DUPLICATES_BUDGET_BYTES, duplicates
+from components.dataset_report.shown import ByteBudget, Renderer, open_images
 from tests.components.dataset_report.page import ingest
 from tests.make_images import jpeg, png
 
 
-def found_in(made, column="cluster", room=None):
+def found_in(made, column="cluster", budget=None):
     dataset = manifest.load(str(made))
-    room = Room(DUPLICATES_ROOM_BYTES if room is None else room)
+    budget = ByteBudget(DUPLICATES_BUDGET_BYTES if budget is None else budget)
     with open_images(str(made), dataset) as images:
-        return duplicates(images, Album(str(made), dataset), column, room)
+        return duplicates(images, Renderer(str(made), dataset), column, budget)
 
 
 @pytest.mark.parametrize(("policy", "split"), [("keep", "train"), ("drop", "dropped")])
@@ -76,5 +76,5 @@ def test_of_many_the_first_are_shown(tmp_path):
 
 
 def test_a_full_page_still_names_the_images(tmp_path):
-    (cluster,) = found_in(ingest(tmp_path, {"cat/a.png": png(1), "dog/b.png": png(1)}), room=10).clusters
+    (cluster,) = found_in(ingest(tmp_path, {"cat/a.png": png(1), "dog/b.png": png(1)}), budget=10).clusters
     assert [(member.key, member.picture) for member in cluster.members] == [("cat/a.png", None), ("dog/b.png", None)]

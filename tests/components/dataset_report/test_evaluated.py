@@ -16,7 +16,7 @@ from components.dataset_report.evaluated import (
     predict,
     worst_mistakes,
 )
-from components.dataset_report.shown import Album
+from components.dataset_report.shown import Renderer
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import grey_image, png
@@ -117,7 +117,7 @@ def test_what_is_no_model_of_ours_is_refused(dataset, tmp_path, images_of):
 def test_the_most_certain_mistakes_come_first(dataset, images_of):
     images = images_of(dataset)
     found = worst_mistakes(
-        images, Album(str(dataset), images.dataset), predictions([0, 1, 0, 1], [0, 0, 1, 0], [1, 0.6, 0.9, 0.7])
+        images, Renderer(str(dataset), images.dataset), predictions([0, 1, 0, 1], [0, 0, 1, 0], [1, 0.6, 0.9, 0.7])
     )
     assert [round(row.probability, 3) for row in found.rows] == [0.9, 0.7, 0.6]
     assert [(row.predicted, row.true) for row in found.rows] == [("flower", "china")] + 2 * [("china", "flower")]

@@ -9,7 +9,7 @@ from components.dataset_report import gallery as module
 from components.dataset_report.gallery import gallery
 from components.dataset_report.histograms import balance
 from components.dataset_report.render import render
-from components.dataset_report.shown import Album, open_images
+from components.dataset_report.shown import Renderer, open_images
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.conftest import manifest_of
 from tests.components.dataset_report.page import ingest, pixels
@@ -19,7 +19,7 @@ from tests.make_images import encode, png
 def gallery_of(made):
     dataset = manifest.load(str(made))
     with open_images(str(made), dataset) as images:
-        return gallery(images, Album(str(made), dataset))
+        return gallery(images, Renderer(str(made), dataset))
 
 
 def test_every_class_and_split_has_a_strip_of_its_first_images(dataset):
@@ -61,7 +61,7 @@ def test_tiny_images_keep_their_pixels(tmp_path):
 
 def test_a_full_page_ends_for_all_strips_alike(dataset, monkeypatch):
     one = len(gallery_of(dataset).classes["china"][0].tiles[0].picture.url)
-    monkeypatch.setattr(module, "_ROOM_BYTES", 9 * one)
+    monkeypatch.setattr(module, "_BUDGET_BYTES", 9 * one)
     strips = [strip for strips in gallery_of(dataset).classes.values() for strip in strips]
     assert all(strip.tiles for strip in strips)
     assert sum(len(strip.tiles) for strip in strips) < 20
@@ -94,7 +94,7 @@ def test_a_stored_image_over_a_limit_is_a_placeholder_with_its_reason(tmp_path):
         page = render(str(made))
     pictures = {tile.key: tile.picture for tile in strip.tiles}
     assert pictures["a/bad.png"].url == ""
-    assert pictures["a/bad.png"].remark == "decoder_crashed: the decoder broke down: KeyError: 'a bug'"
+    assert pictures["a/bad.png"].problem == "decoder_crashed: the decoder broke down: KeyError: 'a bug'"
     assert pictures["a/good.png"].url
     assert 'title="decoder_crashed: the decoder broke down' in page
 
@@ -112,8 +112,8 @@ RAW = {record.ENCODED: [b"pixels"], record.FORMAT: [b"raw"]}
     ],
 )
 def test_a_damaged_image_is_named_by_its_place(dataset, values, problem):
-    album = Album(str(dataset), manifest.load(str(dataset)))
+    renderer = Renderer(str(dataset), manifest.load(str(dataset)))
     row = {"split": "train", "shard": 0, "offset": 7, "key": "a/x.png"}
     with pytest.raises(CorruptDataset, match=rf"Split-train/\S+ offset 7: the image 'a/x.png' .*{problem}") as caught:
-        album.picture(row, values, 40)
+        renderer.picture(row, values, 40)
     assert "BytesIO" not in str(caught.value)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from beam_jobs.dataset import manifest
 from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, extremes, histogram
-from components.dataset_report.shown import Album, Images, open_images
+from components.dataset_report.shown import Images, Renderer, open_images
 from tests import image_table
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode
@@ -156,7 +156,7 @@ def test_the_images_at_the_ends_are_shown_with_the_limit_that_would_stop_them(tm
     made = ingest(tmp_path, files, facts=facts)
     data = manifest.load(str(made))
     with open_images(str(made), data) as images:
-        found = {end.title: end for end in extremes(images, Album(str(made), data))}
+        found = {end.title: end for end in extremes(images, Renderer(str(made), data))}
     first = {title: end.images[0].key for title, end in found.items()}
     by_bytes = {"Smallest": "b/long.png", "Longest for their width or height": "b/long.png"}
     by_bytes["Most compressed"] = "a/flat.png"

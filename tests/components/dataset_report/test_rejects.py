@@ -25,7 +25,7 @@ def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
     made = ingest(tmp_path, {"a/good.jpg": data, "a/cut.jpg": data[: len(data) * 2 // 3], "a/text.jpg": b"hello"})
     found = rejects(schemas.read_rejects(str(made / "rejects.parquet")), str(tmp_path / "source"))
     rows = {row.key: row for row in found.rows}
-    assert rows["a/text.jpg"].picture.remark.startswith("not_an_image: ")
+    assert rows["a/text.jpg"].picture.problem.startswith("not_an_image: ")
     seen = pixels(rows["a/cut.jpg"].picture.url)
     with Image.open(tmp_path / "source/a/good.jpg") as good:
         top = [abs(one - two) for one, two in zip(seen.getpixel((40, 5)), good.getpixel((40, 5)), strict=True)]
@@ -100,7 +100,7 @@ def test_pipes_and_folders_are_not_read(source):
 )
 def test_what_must_or_can_not_be_decoded_is_not(source, data):
     (source / "bad.png").write_bytes(data)
-    assert render_reject(str(source), "bad.png", 40).remark
+    assert render_reject(str(source), "bad.png", 40).problem
 
 
 def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, monkeypatch):
@@ -109,6 +109,6 @@ def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, 
         (source / name).write_bytes(png(3) + marker)
     with broken_decoders(tmp_path):
         found = {name: render_reject(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
-    assert found["slow.png"].remark.startswith("too_slow: it took more than 1 s")
-    assert found["crash.png"].remark == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
+    assert found["slow.png"].problem.startswith("too_slow: it took more than 1 s")
+    assert found["crash.png"].problem == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
     assert size_of(found["good.png"]) == (40, 30)

@@ -31,7 +31,7 @@ def test_a_name_is_one_short_line(value, expected):
     ],
 )
 def test_an_absolute_path_keeps_its_last_two_parts(value, expected):
-    assert shown.place(value) == expected
+    assert shown.short_path(value) == expected
 
 
 @pytest.mark.parametrize(

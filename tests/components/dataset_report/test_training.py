@@ -6,7 +6,7 @@ import pytest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.shown import Album, open_images
+from components.dataset_report.shown import Renderer, open_images
 from components.dataset_report.training import TRAINING_INPUTS, apply_chain, augmentation
 from tests import image_table
 from tests.components.dataset_report.page import ingest, pixels
@@ -16,14 +16,14 @@ from tests.make_images import jpeg
 def view(made, **options):
     dataset = manifest.load(str(made))
     with open_images(str(made), dataset) as images:
-        return augmentation(images, Album(str(made), dataset), options)
+        return augmentation(images, Renderer(str(made), dataset), options)
 
 
 def records(made) -> dict[str, dict]:
     dataset = manifest.load(str(made))
-    album = Album(str(made), dataset)
+    renderer = Renderer(str(made), dataset)
     rows = image_table.read(made).to_pylist()
-    return {row["key"]: album.values(row) for row in rows if row["split"] == "train"}
+    return {row["key"]: renderer.values(row) for row in rows if row["split"] == "train"}
 
 
 @pytest.mark.parametrize(("pixel_options", "ops"), [(PixelOptions(), ""), (PixelOptions(policy="raw", side_px=40), "")])

@@ -110,7 +110,7 @@ def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, refused, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.tfrecord").write_bytes(b"")
     printed = "0 records, 0 bytes, compression none\nlooks like unknown: no feature has a known name of an image\n"
-    assert "nothing to export" in refused("inspect", "empty.tfrecord", "--export", "out", printed=printed)
+    assert "nothing can be exported" in refused("inspect", "empty.tfrecord", "--export", "out", printed=printed)
     assert not (tmp_path / "out").exists()
     assert refused("inspect", "nowhere") == "feedline: error: nowhere cannot be read: No such file or directory"
 
