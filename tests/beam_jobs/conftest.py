@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from beam_jobs.options import TableColumns
+from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.sources.archive import TarSource
 from beam_jobs.sources.class_folders import ClassFolders
@@ -18,6 +20,7 @@ from tests.beam_jobs import s3_server
 from tests.beam_jobs.make_archives import KINDS, make_tar
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.web_server import DATA, WebServer, body, serving
+from tests.make_images import encode, jpeg, png
 
 OPTIONS = make_options(splits={"train": 0.7, "eval": 0.3}, shards=2, bucket_images=10)
 
@@ -50,6 +53,58 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
         shards=shard_tasks(plan, "salt"),
         task=WriteTask(reader=reader, out=str(tmp_path / "out"), labels=plan.labels, threads=2),
     )
+
+
+def ingested(source: Path, out: Path, **fields) -> Path:
+    from beam_jobs.ingest import run  # imports Beam
+
+    run(IngestOptions(source=str(source), out=str(out), splits={"all": 1}, **fields))
+    return out
+
+
+@pytest.fixture(scope="session")
+def rich(tmp_path_factory) -> Path:
+    """Images with many labels, masks, weights and columns of their own; keys that no disk should see as names.
+
+    Read only, as the datasets that follow.
+    """
+    folder = tmp_path_factory.mktemp("rich")
+    lines = ["image,id,tags,mask,weight,age,note"]
+    for index in range(6):
+        (folder / f"{index}.jpg").write_bytes(jpeg(index) if index % 2 else png(index))
+        mask = np.arange(4800).reshape(60, 80) % (index + 2)
+        (folder / f"{index}.png").write_bytes(encode(mask.astype(np.uint8), "PNG"))
+        tags = "|".join(["cat", "dog", "line\u2028break"][: index % 4])
+        lines.append(f"{index}.jpg,../../{index} é.x,{tags},{index}.png,{index / 2},{index or ''},note {index}")
+    (folder / "table.csv").write_text("\n".join(lines), encoding="utf-8")
+    columns = TableColumns(label="", labels="tags", mask="mask", weight="weight", key="id", extra=("age", "note"))
+    return ingested(folder / "table.csv", folder / "dataset", columns=columns)
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory) -> Path:
+    """A COCO source: an image with two objects, one of them with a mask, and an image with none."""
+    folder = tmp_path_factory.mktemp("objects")
+    for index in range(2):
+        (folder / f"{index}.jpg").write_bytes(jpeg(index))
+    images = [{"id": index, "file_name": f"{index}.jpg", "height": 60, "width": 80} for index in range(2)]
+    shape = [[10.0, 10.0, 30.0, 10.0, 30.0, 30.0, 10.0, 30.0]]
+    plain = {"image_id": 0, "iscrowd": 0}
+    annotations = [
+        {"id": 1, "category_id": 7, "bbox": [10, 10, 20, 20], "area": 400, "segmentation": shape, **plain},
+        {"id": 2, "category_id": 9, "bbox": [0, 0, 40, 30], "area": 1200, **plain},
+    ]
+    categories = [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog"}]
+    coco = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "coco.json").write_text(json.dumps(coco))
+    return ingested(folder / "coco.json", folder / "dataset")
+
+
+@pytest.fixture(scope="session")
+def raw(photos, tmp_path_factory) -> Path:
+    """The photographs as raw pixels, 16 x 16 each."""
+    out = tmp_path_factory.mktemp("raw") / "dataset"
+    return ingested(photos, out, pixels=PixelOptions(policy="raw", side_px=16))
 
 
 @pytest.fixture

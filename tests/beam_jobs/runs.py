@@ -14,25 +14,25 @@ from beam_jobs.runners.beam_job import local_pipeline
 
 
 class Recorder:
-    """Makes local pipelines and keeps their results; runs functions before the second, which writes, and after each."""
+    """Makes local pipelines, and keeps them and their results; runs functions before the second and after each."""
 
     def __init__(
         self, before_write: Callable[[], object] = lambda: None, after: Mapping[int, Callable[[], object]] | None = None
     ) -> None:
         self._before_write, self._after = before_write, after or {}
-        self._made = 0
+        self.pipelines: list[beam.Pipeline] = []
         self.results: list = []
 
     def __call__(self) -> beam.Pipeline:
-        self._made += 1
-        if self._made == 2:
+        if len(self.pipelines) == 1:
             self._before_write()
         pipeline = local_pipeline()
-        return _wrap(pipeline, lambda: self._finish(pipeline.result))
+        self.pipelines.append(_wrap(pipeline, lambda: self._finish(pipeline.result)))
+        return pipeline
 
     def _finish(self, result: object) -> None:
         self.results.append(result)
-        self._after.get(self._made, lambda: None)()
+        self._after.get(len(self.pipelines), lambda: None)()
 
     def counters(self) -> dict[str, int]:
         found = [c for result in self.results for c in result.metrics().query()["counters"]]

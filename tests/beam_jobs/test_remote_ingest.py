@@ -23,6 +23,7 @@ from tests.beam_jobs.web_server import body, serving
 from tests.make_images import encode, png
 
 GREY = np.zeros((60, 80), np.uint8)
+HTTP = HttpOptions(timeout_s=5, retries=0, allow_private=True)
 
 
 def options(source: str, out: str, **more) -> IngestOptions:
@@ -51,8 +52,7 @@ def test_a_list_of_urls_becomes_the_dataset_and_what_is_not_fetched_a_reject(pho
     with serving({f"/{name}": body((photos / name).read_bytes()) for name in names}) as server:
         text = "\n".join(["image,label", *(server.url("/") + row for row in rows)])
         (tmp_path / "urls.csv").write_text(text, encoding="utf-8")
-        http = HttpOptions(timeout_s=5, retries=0, allow_private=True)
-        made = run(options(str(tmp_path / "urls.csv"), str(tmp_path / "out"), http=http))
+        made = run(options(str(tmp_path / "urls.csv"), str(tmp_path / "out"), http=HTTP))
         assert sum(split.records for split in made.splits.values()) == len(names)
         assert server.seen == dict.fromkeys([f"/{name}" for name in [*names, "cat/gone.jpg"]], 1)
     (reject,) = pq.read_table(tmp_path / "out" / "rejects.parquet").to_pylist()
@@ -65,11 +65,10 @@ def test_only_what_a_server_kept_out_of_datasets_is_fetched_again_when_that_is_i
     pages["/3.png"] = lambda page: page.answer(200, png(3), X_Robots_Tag="noai")
     with serving(pages) as server:
         (tmp_path / "urls.csv").write_text("\n".join(["image,label", *(f"{server.url(name)},cat" for name in pages)]))
-        http = HttpOptions(timeout_s=5, retries=0, allow_private=True)
-        first = options(str(tmp_path / "urls.csv"), str(tmp_path / "out"), http=http, splits={"all": 1})
+        first = options(str(tmp_path / "urls.csv"), str(tmp_path / "out"), http=HTTP, splits={"all": 1})
         made = replace(first, bucket_images=2, max_reject_ratio=0.3)
         assert run(made).counts.rejects == {"opted_out": 1}
-        again = replace(made, http=replace(http, ignore_robots_tag=True), retry_rejects=True)
+        again = replace(made, http=replace(HTTP, ignore_robots_tag=True), retry_rejects=True)
         assert run(again).counts.rejects == {}
         assert dict(server.seen) == {**dict.fromkeys(pages, 1), "/3.png": 2}
 
@@ -97,8 +96,7 @@ SIGNED = "id=7&X-Amz-Credential=owner&X-Amz-Signature="
 
 
 def test_no_signature_of_a_url_is_stored_and_an_append_knows_the_image_by_the_rest(tmp_path):
-    http = HttpOptions(timeout_s=5, retries=0, allow_private=True)
-    made = options("", str(tmp_path / "out"), http=http, max_reject_ratio=1.0, columns=TableColumns(mask="mask"))
+    made = options("", str(tmp_path / "out"), http=HTTP, max_reject_ratio=1.0, columns=TableColumns(mask="mask"))
     pages = {f"/{name}?{SIGNED}secret1": body(png(int(name[0]))) for name in ("1.png", "2.png")}
     pages |= {f"/bad.png?{SIGNED}secret1": body(b"no image"), "/mask.png?sv=1&sig=secret1": body(encode(GREY, "PNG"))}
     lines: list[str] = []

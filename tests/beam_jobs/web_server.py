@@ -37,6 +37,10 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - so the server calls it
 
+    def do_PATCH(self):
+        self.server.seen[f"PATCH {self.path}"] += 1
+        self.server.pages.get(self.path, status(404))(self)
+
     def log_message(self, *_):
         """Keeps quiet."""
 
@@ -140,6 +144,24 @@ class Asked:
     def __call__(self, handler: Handler) -> None:
         self.at.append(time.monotonic())
         self._pages[min(len(self.at), len(self._pages)) - 1](handler)
+
+
+class Crowd:
+    """A page that takes its time, and knows how many have waited for it at once."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, handler: Handler) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.02)
+        with self._lock:
+            self._now -= 1
+        handler.answer(200, self.data.get(handler.path, handler.path.encode()))
 
 
 @contextmanager

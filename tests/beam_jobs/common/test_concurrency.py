@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -159,14 +160,8 @@ def test_nothing_is_lost_between_threads():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # changes hands between almost any two steps
     try:
-        threads = [
-            threading.Thread(target=lambda: [local_progress.add(Progress(1, 3, 0)) for _ in range(20_000)])
-            for _ in "abcd"
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: [local_progress.add(Progress(1, 3, 0)) for _ in range(20_000)], "abcd"))
         assert local_progress.read() == Progress(80_000, 240_000, 0)
     finally:
         sys.setswitchinterval(interval)

@@ -39,13 +39,6 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def test_it_goes_with_its_process(tmp_path):
-    process, directory = start(tmp_path)
-    assert (directory / "x").exists()
-    end(process)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("old", [True, False])
 def test_what_a_killed_process_left_is_removed_by_the_next_one_unless_it_is_younger_than_a_minute(tmp_path, old):
     process, left = start(tmp_path)

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, OptionError
@@ -23,9 +22,7 @@ from beam_jobs.export import parquet
 from beam_jobs.export.formats import Sample
 from beam_jobs.export.options import ExportOptions, safe_name
 from beam_jobs.export.run import export
-from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests.beam_jobs.runs import records_under
-from tests.make_images import encode, jpeg, png
 
 
 def run(dataset: Path, to: str, out: Path, **given) -> Path:
@@ -43,45 +40,6 @@ def members_of(folder: Path) -> dict[str, bytes]:
                 assert member.name not in found
                 found[member.name] = tar.extractfile(member).read()
     return found
-
-
-@pytest.fixture(scope="module")
-def rich(tmp_path_factory) -> Path:
-    """Images with many labels, masks, weights and columns of their own; keys that no disk should see as names."""
-    folder = tmp_path_factory.mktemp("rich")
-    lines = ["image,id,tags,mask,weight,age,note"]
-    for index in range(6):
-        (folder / f"{index}.jpg").write_bytes(jpeg(index) if index % 2 else png(index))
-        mask = Image.fromarray((np.arange(4800).reshape(60, 80) % (index + 2)).astype(np.uint8))
-        (folder / f"{index}.png").write_bytes(encode(mask, "PNG"))
-        tags = "|".join(["cat", "dog", "line\u2028break"][: index % 4])
-        lines.append(f"{index}.jpg,../../{index} é.x,{tags},{index}.png,{index / 2},{index or ''},note {index}")
-    (folder / "table.csv").write_text("\n".join(lines), encoding="utf-8")
-    columns = TableColumns(label="", labels="tags", mask="mask", weight="weight", key="id", extra=("age", "note"))
-    out = folder / "dataset"
-    ingest.run(IngestOptions(source=str(folder / "table.csv"), out=str(out), splits={"all": 1}, columns=columns))
-    return out
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory) -> Path:
-    """A COCO source: an image with two objects, one of them with a mask, and an image with none."""
-    folder = tmp_path_factory.mktemp("objects")
-    for index in range(2):
-        (folder / f"{index}.jpg").write_bytes(jpeg(index))
-    images = [{"id": index, "file_name": f"{index}.jpg", "height": 60, "width": 80} for index in range(2)]
-    shape = [[10.0, 10.0, 30.0, 10.0, 30.0, 30.0, 10.0, 30.0]]
-    plain = {"image_id": 0, "iscrowd": 0}
-    annotations = [
-        {"id": 1, "category_id": 7, "bbox": [10, 10, 20, 20], "area": 400, "segmentation": shape, **plain},
-        {"id": 2, "category_id": 9, "bbox": [0, 0, 40, 30], "area": 1200, **plain},
-    ]
-    categories = [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog"}]
-    coco = {"images": images, "annotations": annotations, "categories": categories}
-    (folder / "coco.json").write_text(json.dumps(coco))
-    out = folder / "dataset"
-    ingest.run(IngestOptions(source=str(folder / "coco.json"), out=str(out), splits={"train": 1}))
-    return out
 
 
 # --- WebDataset
@@ -123,14 +81,6 @@ def test_objects_and_their_masks_go_along(objects, tmp_path):
     assert json.loads(members["0.json"])["image/object/class/text"] == ["cat", "dog"]
     assert [name for name in members if "object" in name] == ["0.object-00000.png"]
     assert np.asarray(Image.open(io.BytesIO(members["0.object-00000.png"])))[20, 20] == 1
-
-
-@pytest.fixture(scope="module")
-def raw(photos, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("raw") / "dataset"
-    pixels = PixelOptions(policy="raw", side_px=16)
-    ingest.run(IngestOptions(source=str(photos), out=str(out), pixels=pixels, splits={"all": 1}))
-    return out
 
 
 @pytest.mark.parametrize("to", ["webdataset", "parquet"])

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.dataset import record, tfrecord
+from beam_jobs.dataset import record
 from beam_jobs.errors import SourceError
 from beam_jobs.inspect.view import find_files, name_below
 from tests.make_images import jpeg
+from tests.rewrite_records import framed
 
 
 def put(root, *names: str) -> None:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(tfrecord.frame(record.encode_example({"a": ("int64", (1,))}))))
+        path.write_bytes(framed(record.encode_example({"a": ("int64", (1,))})))
 
 
 def test_below_a_directory_the_files_of_that_name_count(tmp_path):

@@ -100,14 +100,6 @@ def test_the_first_sets_of_copies_are_named_whatever_the_policy():
         assert sets[1:] == tuple((f"{number:03d}", f"{number + 30:03d}") for number in range(1, 20))
 
 
-def test_labels_are_sorted_and_numbered_over_all_splits():
-    rows = [(make_ref(label, label=label), make_facts(label)) for label in ("zebra", "ant", "Ärmel", "Bee")]
-    plan = make_plan(examined(*rows), EVERYTHING)
-    assert plan.labels == ("Bee", "ant", "zebra", "Ärmel")
-    numbers = {row["label"]: row["label_index"] for row in plan.splits[0].images.to_pylist()}
-    assert numbers == {label: number for number, label in enumerate(plan.labels)}
-
-
 def test_a_repeated_key_is_rejected():
     rows = [(make_ref("same", uri=f"{n}.jpg"), make_facts(str(n))) for n in (2, 0, 1)]
     plan = make_plan(examined(*rows, *many(4)), EVERYTHING)

@@ -173,15 +173,6 @@ def test_a_cut_is_within_a_unit_of_the_shares_and_leaves_no_split_empty(sizes, s
         assert all(abs(found - want) <= 2 * max(sizes) + 1 for found, want in zip(images, wanted, strict=True))
 
 
-def test_each_class_is_cut_on_its_own():
-    classes = [0] * 10 + [1] * 20 + [5] * 3
-    places = assign([1] * 33, classes=classes)
-    counts = {
-        kind: np.bincount([places[n] for n in range(33) if classes[n] == kind], minlength=3) for kind in (0, 1, 5)
-    }
-    assert {kind: count.tolist() for kind, count in counts.items()} == {0: [8, 1, 1], 1: [16, 2, 2], 5: [1, 1, 1]}
-
-
 def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
     # Ten units of class 0 with an image of class 1 each, and ten images of class 1.
     places = np.array(assign([3] * 10 + [1] * 10, classes=[0, 0, 1] * 10 + [1] * 10))

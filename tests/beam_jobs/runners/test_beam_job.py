@@ -17,6 +17,7 @@ from beam_jobs.errors import FeedlineError, OptionError, SourceError
 from beam_jobs.runners.beam_job import JobFile, local_pipeline, run_job
 from beam_jobs.stages.resume import write_units
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
+from tests.beam_jobs.runs import Recorder
 
 TOTAL = Progress(3, 300)
 
@@ -317,15 +318,10 @@ def test_a_file_that_cannot_be_read_begins_no_second_job(tmp_path):
 
 
 def test_a_job_that_cannot_be_built_leaves_no_temporary_directory():
-    made = []
-
-    def make():
-        made.append(local_pipeline())
-        return made[-1]
-
     def refuse(_):
         raise ValueError("the graph cannot be built")
 
+    recorder = Recorder()
     with pytest.raises(FeedlineError, match="cannot be built"):
-        run_job("working", Progress(), beam.ptransform_fn(refuse)(), make, no_watch)
-    assert not os.path.exists(made[0].local_tempdir)
+        run_job("working", Progress(), beam.ptransform_fn(refuse)(), recorder, no_watch)
+    assert not os.path.exists(recorder.pipelines[0].local_tempdir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import socket
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from beam_jobs import ingest, stack
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
-from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import component_arguments, machine_cores
 from beam_jobs.sources.image_reader import Reader
@@ -23,6 +21,8 @@ from beam_jobs.stages.dry_run import Listing, Sample, _work
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.transforms import ExamineBuckets, VerifyUnits, WriteShards
 from beam_jobs.stages.write import WriteTask
+from tests.beam_jobs.make_rows import sha
+from tests.beam_jobs.runs import Recorder
 from tests.doc_pages import text_of
 
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
@@ -59,17 +59,13 @@ def work(**values) -> Work:
     return Work(**{**usual, **values})
 
 
-def digest(number: int) -> str:
-    return hashlib.sha256(str(number).encode()).hexdigest()
-
-
 def stages(work: str = WORK) -> list[beam.PTransform]:
     """Returns the jobs of an ingest, and that of `verify`."""
     reader = Reader(base="gs://my-bucket-of-photos/photos", max_bytes=1, work=work)
     examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=4)
     units = f"{work}/units/0123456789abcdef.jsonl"
     write = WriteShards(units, WriteTask(reader=reader, out=work[:-6]))
-    return [ExamineBuckets(units, examine), write, VerifyUnits(work[:-6], f"{work}/reports", digest(0), 0)]
+    return [ExamineBuckets(units, examine), write, VerifyUnits(work[:-6], f"{work}/reports", sha("0"), 0)]
 
 
 def sent(stage: beam.PTransform, tmp_path, units: int = 0, **fields):
@@ -214,14 +210,9 @@ def test_jobs_are_small_and_hold_nothing_of_main(no_network, tmp_path, stage):
 def test_the_graph_does_not_grow_with_the_units(photos, tmp_path):
     sizes = []
     for name, values in (("a", {}), ("b", {"bucket_images": 1, "shards": 6})):
-        made = []
-
-        def make_pipeline(made=made):
-            made.append(local_pipeline())
-            return made[-1]
-
-        ingest.run(IngestOptions(source=str(photos), out=str(tmp_path / name), **values), make_pipeline)
-        sizes.append([pipeline.to_runner_api().ByteSize() for pipeline in made])
+        recorder = Recorder()
+        ingest.run(IngestOptions(source=str(photos), out=str(tmp_path / name), **values), recorder)
+        sizes.append([pipeline.to_runner_api().ByteSize() for pipeline in recorder.pipelines])
     # The code of a step is compressed, and the paths of the lists contain digests.
     assert all(abs(one - other) < 100 for one, other in zip(*sizes, strict=True))
     assert max(sizes[0]) < 100_000

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import threading
 
 import pytest
 
@@ -13,7 +10,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.runners import flink
 from beam_jobs.runners.flink import Options
 from pipeline.doctor import flink as doctor
-from tests.beam_jobs.web_server import body
+from tests.beam_jobs.web_server import body, raw
 from tests.command import executable
 from tests.engines.flink_parts import program
 
@@ -62,24 +59,12 @@ def test_no_cluster_at_all_is_said_with_the_remedy():
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\n\xff\n"])
-def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
-    def greet():
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                with client:
-                    client.recv(4096)
-                    client.sendall(greeting)
-
-    with socket.create_server(("localhost", 0)) as listener:
-        thread = threading.Thread(target=greet, daemon=True)
-        thread.start()
-        options = Options(flink_master=f"localhost:{listener.getsockname()[1]}")
-        with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
-            options.cluster()
-        assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+def test_a_port_that_speaks_no_http_is_no_cluster(server, greeting):
+    server.pages["/overview"] = raw(greeting)
+    options = Options(flink_master=server.host)
+    with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
+        options.cluster()
+    assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
 
 
 @pytest.mark.parametrize("overview", [[], {"flink-version": "1.19.3", "slots-total": None}])

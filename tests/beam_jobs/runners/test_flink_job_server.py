@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import flink_job_server
+from tests.beam_jobs.web_server import Asked, body, status
 from tests.engines.flink_parts import program
 from tests.engines.flink_processes import members, wait_until
 
@@ -60,46 +59,15 @@ def test_a_server_and_what_it_started_end_with_the_block(tmp_path):
     wait_until(lambda: not members(group), 10)
 
 
-class _Cluster(http.server.BaseHTTPRequestHandler):
-    """A cluster that knows three jobs, and does not answer the first time it is asked."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        jobs = [("mine", "feedline-1", -1), ("over", "feedline-1", 17), ("another", "feedline-2", -1)]
-        said = {"jobs": [dict(zip(("jid", "name", "end-time"), job, strict=True)) for job in jobs]}
-        self._answer(500 if len(self.server.asked) == 1 else 200, json.dumps(said).encode())
-
-    def do_PATCH(self):
-        self.server.asked.append(self.path)
-        self._answer(202, b"{}")
-
-    def _answer(self, status, body):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def rest():
-    """A server that behaves as the REST endpoint of a cluster does, and notes what it is asked."""
-    with http.server.ThreadingHTTPServer(("localhost", 0), _Cluster) as server:
-        server.asked = []
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(10)
-
-
-def test_a_server_ends_with_a_process_that_was_killed_and_what_it_left_is_cleared_away(rest, tmp_path):
+def test_a_server_ends_with_a_process_that_was_killed_and_what_it_left_is_cleared_away(server, tmp_path):
+    # A cluster that knows three jobs, and does not answer the first time it is asked.
+    jobs = [("mine", "feedline-1", -1), ("over", "feedline-1", 17), ("another", "feedline-2", -1)]
+    said = {"jobs": [dict(zip(("jid", "name", "end-time"), job, strict=True)) for job in jobs]}
+    server.pages["/jobs/overview"] = Asked(status(500), body(json.dumps(said).encode()))
+    server.pages |= dict.fromkeys((f"/jobs/{job}?mode=cancel" for job, *_ in jobs), status(202))
     directory = tmp_path / "logs"
     directory.mkdir()
-    url = f"http://localhost:{rest.server_address[1]}/"
-    command = [sys.executable, "-c", CLIENT, LISTEN, directory, url]
+    command = [sys.executable, "-c", CLIENT, LISTEN, directory, server.url("/")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout.readline() == "running\n"
@@ -112,5 +80,5 @@ def test_a_server_ends_with_a_process_that_was_killed_and_what_it_left_is_cleare
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-    assert rest.asked == ["/jobs/overview", "/jobs/overview", "/jobs/mine?mode=cancel"]
+    assert server.seen == {"/jobs/overview": 2, "PATCH /jobs/mine?mode=cancel": 1}
     assert not directory.exists()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apache_beam as beam
@@ -55,13 +56,9 @@ def test_a_file_is_added_once_when_two_threads_ask_at_once(tmp_path):
         return read(name, data)
 
     (tmp_path / "a").write_bytes(b"12")
-    tally, seen = Tally(str(tmp_path), ["a"], slowly), []
-    threads = [threading.Thread(target=lambda: seen.append(tally())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert seen == [Progress(2, 10), Progress(2, 10)]
+    tally = Tally(str(tmp_path), ["a"], slowly)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: tally(), range(2))) == [Progress(2, 10), Progress(2, 10)]
 
 
 class Elsewhere(PipelineRunner):

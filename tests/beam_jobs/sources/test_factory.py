@@ -3,14 +3,11 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.options import TableColumns
 from beam_jobs.sources.containers import guess_kind
 from beam_jobs.sources.factory import open_source
+from tests.beam_jobs.make_rows import make_options
 from tests.make_images import class_folders
-
-
-def options(source, **fields) -> IngestOptions:
-    return IngestOptions(source=str(source), out="out", **fields)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +40,4 @@ def test_a_directory_with_the_files_of_tfds_is_a_tfds_source(tmp_path):
 def test_columns_of_a_source_without_any_are_refused(tmp_path, field, pattern):
     class_folders(tmp_path, per_class=1)
     with pytest.raises(OptionError, match=f"^columns.{field} is 'x', but .* has no columns$"):
-        open_source(options(tmp_path / pattern, columns=TableColumns(**{field: "x"})))
+        open_source(make_options(source=str(tmp_path / pattern), columns=TableColumns(**{field: "x"})))

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
 import pytest
@@ -28,31 +27,13 @@ from beam_jobs.types import Annotations
 from tests.beam_jobs.buckets import bucket_of_refs, task_of
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
-from tests.beam_jobs.web_server import Asked, Handler, WebServer, body, serving, status
+from tests.beam_jobs.web_server import Asked, Crowd, WebServer, body, serving, status
 from tests.engines.flink_processes import wait_until
 from tests.make_images import encode, jpeg
 
 CORES = 2
 COUNT = 60
 HTTP = HttpOptions(timeout_s=5.0, retries=1, per_host=6, allow_private=True)
-
-
-class Crowd:
-    """A page that takes its time, and knows how many have waited for it at once."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-        self.most = self._now = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, handler: Handler) -> None:
-        with self._lock:
-            self._now += 1
-            self.most = max(self.most, self._now)
-        time.sleep(0.02)
-        with self._lock:
-            self._now -= 1
-        handler.answer(200, self.data.get(handler.path, handler.path.encode()))
 
 
 @pytest.fixture(autouse=True)
@@ -145,13 +126,9 @@ def test_a_stop_ends_the_processes_and_nothing_is_fetched_here(server, monkeypat
 
 
 def test_calls_in_several_threads_wait_for_one_another(server, crowd):
-    expected, found = read(server, cores=1), []
-    threads = [threading.Thread(target=lambda: found.append(read(server)), daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [expected] * 3
+    expected = read(server, cores=1)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(read, [server] * 3)) == [expected] * 3
     assert crowd.most <= HTTP.per_host
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,18 +12,8 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.sources import spans
 from beam_jobs.sources.fingerprint import source_fingerprint
 from beam_jobs.sources.spans import Resolved
+from tests.beam_jobs.entries import make
 from tests.beam_jobs.object_store import SCHEME
-
-
-def fill(root: Path, *paths: str) -> None:
-    """Makes files, and directories for paths that end in a slash."""
-    for path in paths:
-        if path.endswith("/"):
-            (root / path).mkdir(parents=True, exist_ok=True)
-            continue
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(b"x")
-
 
 # Files of the source, pattern, what is asked for (span, version), what is found.
 FOUND = {
@@ -56,7 +45,7 @@ FOUND = {
 )
 def test_a_pattern_means_what_is_there(name, scheme, tmp_path):
     paths, pattern, wanted, (source, span, version) = FOUND[name]
-    fill(tmp_path, *paths)
+    make(tmp_path, *paths)
     at = f"{scheme}{tmp_path}/"
     assert spans.resolve(at + pattern, *wanted) == Resolved(source=at + source, span=span, version=version)
 
@@ -84,7 +73,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "scheme"), [*((name, "") for name in REFUSED), ("tail is missing", f"{SCHEME}://")])
 def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, scheme, tmp_path):
     paths, pattern, wanted, message = REFUSED[name]
-    fill(tmp_path, *paths)
+    make(tmp_path, *paths)
     with pytest.raises(SourceError, match=message) as caught:
         spans.resolve(f"{scheme}{tmp_path}/{pattern}", *wanted)
     assert "\n" not in str(caught.value)
@@ -123,7 +112,7 @@ def test_a_source_without_a_span_is_span_nought_and_nobody_looks_whether_it_is_t
 
 
 def test_relative_patterns_stay_relative(tmp_path, monkeypatch):
-    fill(tmp_path, "3/a", "p/4/a", "p[1]/5/a")
+    make(tmp_path, "3/a", "p/4/a", "p[1]/5/a")
     monkeypatch.chdir(tmp_path)
     assert spans.resolve("{SPAN}").source == "3"
     assert spans.resolve("./p//{SPAN}").source == "./p//4"
@@ -131,7 +120,8 @@ def test_relative_patterns_stay_relative(tmp_path, monkeypatch):
 
 
 def test_links_to_directories_count_and_dangling_ones_below_do_not(tmp_path):
-    fill(tmp_path, "p/1/a", "p/3/")
+    make(tmp_path, "p/1/a")
+    (tmp_path / "p" / "3").mkdir()
     os.symlink(tmp_path / "p" / "1", tmp_path / "p" / "2")
     os.symlink(tmp_path / "absent", tmp_path / "p" / "3" / "a")
     assert spans.resolve(f"{tmp_path}/p/{{SPAN}}/a").span == 2

@@ -5,19 +5,17 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import apache_beam as beam
 import numpy as np
 import pytest
 
 from beam_jobs import ingest
 from beam_jobs.errors import DiskError
 from beam_jobs.options import IngestOptions, PixelOptions
-from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.stages import work_dir
 from beam_jobs.stages.scan import Scan
 from beam_jobs.storage import disk
 from tests.beam_jobs.loaded_plan import load
-from tests.beam_jobs.runs import shards_under
+from tests.beam_jobs.runs import Recorder, shards_under
 from tests.make_images import encode
 from tests.small_disk import small_disk
 
@@ -100,14 +98,9 @@ def test_a_dataset_that_no_small_disk_holds_is_not_begun(photos, place, duplicat
     asked = IngestOptions(
         source=str(photos), out=str(out), splits={"all": 1}, max_reject_ratio=0, duplicates=duplicates
     )
-    made = []
-
-    def make_pipeline() -> beam.Pipeline:
-        made.append(local_pipeline())
-        return made[-1]
-
+    recorder = Recorder()
     with pytest.raises(DiskError) as caught:
-        ingest.run(asked, make_pipeline)
+        ingest.run(asked, recorder)
     told = re.search(
         rf"not enough room for {what}, about ([\d.]+) kB are needed and ([\d.]+) kB are free", str(caught.value)
     )
@@ -115,7 +108,7 @@ def test_a_dataset_that_no_small_disk_holds_is_not_begun(photos, place, duplicat
     needed, free = (1000 * float(number) for number in told.groups())
     assert free < size <= needed + 50  # of rounding
     assert needed < size + 1000 * 24
-    assert len(made) == jobs  # no image is opened but in a job
+    assert len(recorder.pipelines) == jobs  # no image is opened but in a job
     assert not shards_under(out)
     assert any(out.glob("_work/examined/*")) == bool(jobs)
     place(16 << 20)

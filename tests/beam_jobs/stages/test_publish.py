@@ -107,33 +107,25 @@ def test_options_of_one_run_stay_out_of_the_manifest(written):
     assert result.source == OPTIONS.source
 
 
-def cut_shard(stages):
-    path = Path(shard_path(stages.task.out, stages.shards[1]))
+def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def lose_shard(stages):
-    Path(shard_path(stages.task.out, stages.shards[1])).unlink()
-
-
-def cut_part(stages):
-    path = Path(part_path(stages.task.out, stages.shards[1]))
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def lose_part(stages):
-    Path(part_path(stages.task.out, stages.shards[1])).unlink()
-
-
-def lose_sidecar(stages):
-    Path(sidecar_path(stages.task.work, stages.shards[1])).unlink()
-
-
-@pytest.mark.parametrize("harm", [cut_shard, lose_shard, cut_part, lose_part, lose_sidecar], ids=lambda f: f.__name__)
-def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm):
-    place = part_path if harm in (cut_part, lose_part) else shard_path
-    path = Path(place(written.task.out, written.shards[1]))
-    harm(written)
+@pytest.mark.parametrize(
+    ("place", "harm"),
+    [
+        (shard_path, cut),
+        (shard_path, Path.unlink),
+        (part_path, cut),
+        (part_path, Path.unlink),
+        (sidecar_path, Path.unlink),
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, place, harm):
+    shard = written.shards[1]
+    harm(Path(place(written.task.work if place is sidecar_path else written.task.out, shard)))
+    path = (part_path if place is part_path else shard_path)(written.task.out, shard)
     with pytest.raises(CorruptDataset, match=rf"^{path} is not what was written to it; check the disk, then run the"):
         publish_it(written)
     assert not manifest.is_published(written.task.out)

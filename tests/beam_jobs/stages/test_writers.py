@@ -17,7 +17,7 @@ from beam_jobs import IngestOptions, run
 from beam_jobs.common import process_pool
 from beam_jobs.common.process_pool import Child, ChildDied, PoolClosed
 from beam_jobs.common.system import Progress, local_progress
-from beam_jobs.errors import DiskError, FeedlineError, SourceChanged
+from beam_jobs.errors import DiskError, FeedlineError
 from beam_jobs.stages import transforms, writers
 from beam_jobs.stages.write import read_failures, shard_path
 from tests.beam_jobs.make_archives import make_tar
@@ -163,15 +163,6 @@ def test_a_changed_image_is_noted_as_in_one_process(stages, task, tmp_path):
     (failure,) = read_failures(task.work)
     assert (failure.key, failure.passing) == (uri, False)
     assert "changed while it was being ingested" in failure.text
-
-
-def test_an_ingest_whose_source_changes_says_so(options, source):
-    def change():
-        for path in source.rglob("*.jpg"):
-            path.write_bytes(jpeg(99))
-
-    with pytest.raises(SourceChanged, match="changed while it was being ingested"):
-        run(options, Recorder(change))
 
 
 def test_a_process_that_has_left_for_another_directory_is_followed(options, tmp_path, monkeypatch):

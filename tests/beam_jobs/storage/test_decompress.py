@@ -6,8 +6,8 @@ import lzma
 import os
 import shutil
 import struct
-import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,17 +79,10 @@ def test_a_disk_or_a_store_that_fails_damages_no_container_and_is_asked_again(tm
 
 def test_threads_share_one_copy(box):
     box.write_bytes(gzip.compress(DATA))
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(decompress.decompressed_path(str(box), "gzip"))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
-    assert Path(found[0]).read_bytes() == DATA
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(decompress.decompressed_path, [str(box)] * 8, ["gzip"] * 8))
+    assert len(found) == 1
+    assert Path(found.pop()).read_bytes() == DATA
 
 
 @pytest.mark.parametrize("check_for_changes", [True, False])

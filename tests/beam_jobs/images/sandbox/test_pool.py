@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,15 +247,12 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
     sandbox.close()
     together = threading.Barrier(5)
 
-    def take():
+    def take(_):
         with sandbox._own.pool.child(5):
             together.wait(200)
 
-    threads = [threading.Thread(target=take) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(take, range(5)))
     idle = list(sandbox._own.pool._idle)
     assert len(idle) == 5
     for one in idle:
@@ -297,11 +295,8 @@ def test_several_images_in_a_row_may_break_their_decoders():
 
 def test_threads_share_so_many_decoders():
     sandbox.close()
-    threads = [threading.Thread(target=looked_at, args=(GOOD * 5, LIMITS, 2)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda _: looked_at(GOOD * 5, LIMITS, 2), range(6)))
     assert len(own_decoders()) == 2
 
 
