@@ -86,6 +86,26 @@ def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def run_pipeline(root: Path, *components):
+    """Runs components with the local runner in a root of their own, and returns their steps by name."""
+    from tfx import v1 as tfx
+
+    from pipeline.runs.history import newest_run, open_store
+
+    store = str(root / "metadata.sqlite")
+    tfx.orchestration.LocalDagRunner().run(
+        tfx.dsl.Pipeline(
+            pipeline_name="small",
+            pipeline_root=str(root / "artifacts"),
+            components=list(components),
+            enable_cache=True,
+            beam_pipeline_args=BEAM_ARGS,
+            metadata_connection_config=tfx.orchestration.metadata.sqlite_metadata_connection_config(store),
+        )
+    )
+    return newest_run(open_store(store))
+
+
 def analyse(model, dataset: Path, config, out: Path) -> Path:
     """Runs TFMA as Evaluator does, on the eval split, and returns the directory of its output.
 

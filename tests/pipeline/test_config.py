@@ -83,11 +83,6 @@ def test_a_broken_file_is_one_line(tmp_path, text, message):
     assert str(path) in str(error.value)
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(OptionError, match="/nowhere.yaml cannot be read: it does not exist; `feedline init` writes"):
-        load("/nowhere.yaml")
-
-
 @pytest.mark.parametrize("hint", HINTS)
 def test_no_error_about_a_type_speaks_python(hint):
     setting = Annotated[(HINTS[hint].hint, Field(), *HINTS[hint].annotations)]

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, row
 from tests.settings.tiny_model import job_of
 from tests.trainer.batches import arguments
+from tests.trainer.input.test_service import service
 from trainer.input.batches import VALID
 from trainer.input.index import RecordIndex
 from trainer.input.order import Order
@@ -33,6 +34,8 @@ from trainer.input.windowed_reader import plan_windows, read_windows
 from trainer.input_fn import make_dataset
 from trainer.job import fit
 from trainer.options import InputOptions
+
+__all__ = ["service"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -266,15 +269,6 @@ USUAL = {
     "train.jit": "never",
     "train.model": "tests.settings.tiny_model.build",
 }
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    dispatcher = tf.data.experimental.service.DispatchServer()
-    config = tf.data.experimental.service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
-    worker = tf.data.experimental.service.WorkerServer(config)
-    yield dispatcher.target
-    del worker, dispatcher
 
 
 @pytest.fixture(scope="module")

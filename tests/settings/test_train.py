@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +18,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run as run_ingest
 from pipeline.config import PipelineConfig
+from tests.command import python
 from tests.settings.sources import make_source
 from tests.settings.table import Row, config_of, grows, row, shrinks
 from tests.settings.tiny_model import job_of
@@ -237,8 +236,7 @@ def refuses_what_has_no_seed(dataset: Path, out: Path, settings: Mapping[str, An
         train(dataset, settings, out)
         tf.random.Generator.from_non_deterministic_state()
         return False
-    command = [sys.executable, "-W", "ignore", "-c", _DETERMINISTIC, str(dataset), str(out)]
-    return subprocess.run(command, timeout=250).returncode == 9
+    return python(_DETERMINISTIC, dataset, out, timeout=250).returncode == 9
 
 
 def ingested(source: Path, out: Path, weight: str) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import keras
 
-from beam_jobs.dataset import manifest
 from pipeline.config import PipelineConfig
+from tests.trainer import train_once
 from trainer.job import Job
 from trainer.models import ModelSpec
 from trainer.options import TrainerConfig
@@ -26,14 +27,7 @@ def build(spec: ModelSpec) -> keras.Model:
 
 
 def job_of(dataset: Path, config: PipelineConfig) -> Job:
-    data = manifest.load(str(dataset))
-    assert data.channels
-    return Job(
-        config=TrainerConfig(input=config.input, train=config.train),
-        path=str(dataset),
-        dataset=data,
-        train_split="train",
-        eval_split="eval",
-        mean_rgb=data.channels.mean_rgb,
-        std_rgb=data.channels.std_rgb,
-    )
+    job = train_once.job_of(str(dataset), TrainerConfig(input=config.input, train=config.train), "eval")
+    channels = job.dataset.channels
+    assert channels
+    return dataclasses.replace(job, mean_rgb=channels.mean_rgb, std_rgb=channels.std_rgb)

@@ -18,7 +18,8 @@ from trainer.input_fn import epoch_records, make_dataset
 @pytest.mark.parametrize(("shuffle_mb", "parse_batch"), [(0, 64), (0.02, 4)])
 def test_a_record_that_cannot_be_read_costs_its_window_and_no_record_before(shades, tmp_path, shuffle_mb, parse_batch):
     directory = Path(shutil.copytree(shades, tmp_path / "torn"))
-    cut(sorted((directory / "Split-train").iterdir())[2])
+    shard = sorted((directory / "Split-train").iterdir())[2]
+    shard.write_bytes(shard.read_bytes()[:-5])
     given = options(parse_batch=parse_batch, shuffle_mb=shuffle_mb)
     stream = flat(make_dataset(str(directory), "train", given, training=False))
     keys = []
@@ -28,10 +29,6 @@ def test_a_record_that_cannot_be_read_costs_its_window_and_no_record_before(shad
     good = sum(row["shard"] <= 2 for row in rows_of(shades, "train")) - 1
     window = 1 if shuffle_mb == 0 else min(96, order_of(shades, given).window_positions)
     assert len(keys) == good // window * window
-
-
-def cut(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes()[:-5])
 
 
 def test_a_damaged_record_within_the_budget_is_left_out_and_the_order_is_that_of_the_rest(noise, tmp_path):

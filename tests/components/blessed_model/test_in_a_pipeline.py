@@ -14,7 +14,6 @@ import tensorflow as tf
 import tensorflow_data_validation as tfdv
 import tensorflow_transform as tft
 from tfx import v1 as tfx
-from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
 from beam_jobs.dataset import manifest, record
 from beam_jobs.options import IngestOptions, TableColumns
@@ -23,9 +22,8 @@ from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.results import EvaluateOptions
 from components.image_example_gen.component import ImageExampleGen
-from pipeline.runs.history import newest_run, open_store
 from tests.command import python
-from tests.components.conftest import BEAM_ARGS
+from tests.components.conftest import run_pipeline
 from tests.make_images import crop, encode
 from tests.trainer.conftest import records_of
 from trainer import run_fn
@@ -54,7 +52,7 @@ def write_source(root: Path) -> Path:
     return root
 
 
-def build(root: Path, seed: int) -> tfx.dsl.Pipeline:
+def run_once(root: Path, seed: int) -> SimpleNamespace:
     ingest = IngestOptions(
         source=str(root / "source" / "images.csv"),
         out="",
@@ -104,19 +102,7 @@ def build(root: Path, seed: int) -> tfx.dsl.Pipeline:
             filesystem=tfx.proto.PushDestination.Filesystem(base_directory=str(root / "serving"))
         ),
     )
-    return tfx.dsl.Pipeline(
-        pipeline_name="small",
-        pipeline_root=str(root / "artifacts"),
-        components=[example_gen, statistics, schema, transform, trainer, blessed, evaluator, pusher],
-        enable_cache=True,
-        beam_pipeline_args=BEAM_ARGS,
-        metadata_connection_config=tfx.orchestration.metadata.sqlite_metadata_connection_config(str(root / "mlmd.db")),
-    )
-
-
-def run_once(root: Path, seed: int) -> SimpleNamespace:
-    LocalDagRunner().run(build(root, seed))
-    steps = newest_run(open_store(str(root / "mlmd.db")))
+    steps = run_pipeline(root, example_gen, statistics, schema, transform, trainer, blessed, evaluator, pusher)
     return SimpleNamespace(steps=steps, evaluation=load_evaluation(steps["Evaluator"].outputs["evaluation"]))
 
 

@@ -66,7 +66,8 @@ def ingest(root: Path, rows: Sequence[Row], columns: TableColumns | None = None,
     return root / "dataset"
 
 
-def _with(*rows: Row) -> list[Row]:
+def with_rows(*rows: Row) -> list[Row]:
+    """The sound ones and more."""
     return [*sound_rows(), *rows]
 
 
@@ -82,32 +83,32 @@ def _all(change: Callable[[Row, int], Row]) -> list[Row]:
 RECIPES: dict[str, Callable[[], tuple[list[Row], dict]]] = {
     "sound": lambda: (sound_rows(), {}),
     "other": lambda: (sound_rows(500), {}),
-    "rejects": lambda: (_with(Row("bad.jpg", b"no image", "a", "train"), Row("worse.jpg", b"", "b", "eval")), {}),
-    "copy": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "eval")), {}),
-    "copy in one split": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "train")), {}),
+    "rejects": lambda: (with_rows(Row("bad.jpg", b"no image", "a", "train"), Row("worse.jpg", b"", "b", "eval")), {}),
+    "copy": lambda: (with_rows(Row("twin.jpg", sound_rows()[7].data, "b", "eval")), {}),
+    "copy in one split": lambda: (with_rows(Row("twin.jpg", sound_rows()[7].data, "b", "train")), {}),
     "group": lambda: (
         _all(lambda row, at: replace(row, extra={"owner": f"owner {at // 7}" if at // 7 in (3, 8) else ""})),
         {"columns": TableColumns(split="split", group="owner")},
     ),
     "grouped look-alike": lambda: (
-        _with(Row("alike.jpg", photograph(7, quality=70), "b", "eval")),
+        with_rows(Row("alike.jpg", photograph(7, quality=70), "b", "eval")),
         {"near_duplicates": "group"},
     ),
-    "look-alike": lambda: (_with(Row("alike.jpg", photograph(7, quality=70), "b", "eval")), {}),
+    "look-alike": lambda: (with_rows(Row("alike.jpg", photograph(7, quality=70), "b", "eval")), {}),
     "one class": lambda: (_all(lambda row, _: replace(row, label="a")), {}),
-    "lost class": lambda: (_with(Row("z.jpg", sound_rows()[7].data, "c", "train")), {"duplicates": "drop"}),
-    "unseen class": lambda: (_with(Row("new.jpg", photograph(900), "c", "eval")), {}),
-    "rare class": lambda: (_with(*(Row(f"rare{i}.jpg", photograph(900 + i), "c", "train") for i in (0, 1))), {}),
+    "lost class": lambda: (with_rows(Row("z.jpg", sound_rows()[7].data, "c", "train")), {"duplicates": "drop"}),
+    "unseen class": lambda: (with_rows(Row("new.jpg", photograph(900), "c", "eval")), {}),
+    "rare class": lambda: (with_rows(*(Row(f"rare{i}.jpg", photograph(900 + i), "c", "train") for i in (0, 1))), {}),
     "small images": lambda: (
-        _with(*(Row(f"s{i}.jpg", photograph(900 + i, side=16), "a", "train") for i in (0, 1))),
+        with_rows(*(Row(f"s{i}.jpg", photograph(900 + i, side=16), "a", "train") for i in (0, 1))),
         {},
     ),
     "small images, enlarged": lambda: (
-        _with(*(Row(f"s{i}.jpg", photograph(900 + i, side=16), "a", "train") for i in (0, 1))),
+        with_rows(*(Row(f"s{i}.jpg", photograph(900 + i, side=16), "a", "train") for i in (0, 1))),
         {"pixels": PixelOptions(policy="raw", side_px=SIDE)},
     ),
-    "blank": lambda: (_with(Row("black.png", flat(0), "a", "train"), Row("grey.png", flat(99), "b", "train")), {}),
-    "blank, basic": lambda: (_with(Row("black.png", flat(0), "a", "train")), {"facts": "basic"}),
+    "blank": lambda: (with_rows(Row("black.png", flat(0), "a", "train"), Row("grey.png", flat(99), "b", "train")), {}),
+    "blank, basic": lambda: (with_rows(Row("black.png", flat(0), "a", "train")), {"facts": "basic"}),
     "sound, basic": lambda: (sound_rows(), {"facts": "basic"}),
     "bright": lambda: (sound_rows(500, bright=True), {}),
     "bright eval": lambda: (_in_eval(lambda row, at: replace(row, data=photograph(at, bright=True))), {}),

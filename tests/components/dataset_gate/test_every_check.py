@@ -135,21 +135,16 @@ TABLE = [
         "rare class",
         ("imbalance", "train", "image/class/text", "15.0 : 1 (a with 30 images, c with 2)", "14.9 : 1"),
     ),
-    (
-        GateLimits(min_side_px=17, max_low_resolution_ratio=0.03),
-        "small images",
+    *(
         (
-            *("low resolution", "train", "image/short_side"),
-            *("under 17 px in 2 of 62 images (s0.jpg, s1.jpg), 3.2%", "3.0%"),
-        ),
-    ),
-    (
-        GateLimits(min_side_px=17, max_low_resolution_ratio=0.03),
-        "small images, enlarged",
-        (
-            *("low resolution", "train", "image/short_side"),
-            *("under 17 px in 2 of 62 images (s0.jpg, s1.jpg), 3.2%", "3.0%"),
-        ),
+            GateLimits(min_side_px=17, max_low_resolution_ratio=0.03),
+            name,
+            (
+                *("low resolution", "train", "image/short_side"),
+                *("under 17 px in 2 of 62 images (s0.jpg, s1.jpg), 3.2%", "3.0%"),
+            ),
+        )
+        for name in ("small images", "small images, enlarged")
     ),
     (
         LOOSE,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tensorflow_data_validation as tfdv
-from tensorflow_metadata.proto.v0 import anomalies_pb2
 from tfx.types import standard_artifacts
 
 from beam_jobs.dataset import manifest
@@ -18,14 +17,13 @@ from components.dataset_gate.component import Executor, load_anomalies, load_bas
 from components.dataset_gate.limits import GateLimits
 from tests.components.conftest import artifact, validate
 from tests.components.dataset_gate.datasets import Row, ingest, photograph, sound_rows
+from tests.components.dataset_gate.test_checks import anomalies
 
 
 def anomalies_artifact(path: Path, **features_of_split: tuple[str, ...]):
     made = artifact(standard_artifacts.ExampleAnomalies, path, tuple(features_of_split))
     for split, features in features_of_split.items():
-        found = anomalies_pb2.Anomalies()
-        for name in features:
-            found.anomaly_info[name].description = f"{name} is odd"
+        found = anomalies(**{name: f"{name} is odd" for name in features})
         (path / f"Split-{split}").mkdir()
         (path / f"Split-{split}" / "SchemaDiff.pb").write_bytes(found.SerializeToString())
     return made

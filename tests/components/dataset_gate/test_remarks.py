@@ -11,7 +11,7 @@ from components.dataset_gate.checks import check_dataset
 from components.dataset_gate.drift_and_skew import open_dataset
 from components.dataset_gate.limits import GateLimits
 from components.dataset_gate.remarks import collect_remarks
-from tests.components.dataset_gate.datasets import Row, flat, ingest, photograph, sound_rows
+from tests.components.dataset_gate.datasets import Row, flat, ingest, photograph, sound_rows, with_rows
 
 QUIET = GateLimits(max_skew_l_infinity=1.0, max_skew_jensen_shannon=1.0, max_blank_ratio=0.5)
 
@@ -23,18 +23,14 @@ def remarks(tmp_path, rows, limits: GateLimits = QUIET, **options) -> list[tuple
     return [(remark.check, remark.value) for remark in outcome.remarks]
 
 
-def more(*rows: Row) -> list[Row]:
-    return [*sound_rows(), *rows]
-
-
 def test_equal_images_in_two_classes(tmp_path):
     again = Row("twin.jpg", photograph(0), "b", "train")
     value = "1 set of equal images in several classes (such as 00.jpg in a and twin.jpg in b)"
-    assert remarks(tmp_path, more(again)) == [("label conflicts", value)]
+    assert remarks(tmp_path, with_rows(again)) == [("label conflicts", value)]
 
 
 def test_similar_images_in_two_classes_and_in_two_splits(tmp_path):
-    rows = more(
+    rows = with_rows(
         Row("conflict.jpg", photograph(0, quality=60), "b", "train"),
         Row("leak.jpg", photograph(8, quality=60), "a", "eval"),
     )
@@ -45,7 +41,7 @@ def test_similar_images_in_two_classes_and_in_two_splits(tmp_path):
 
 
 def test_each_large_set_of_similar_images_is_one_remark_with_its_splits_and_classes(tmp_path):
-    rows = more(
+    rows = with_rows(
         *(Row(f"s{n}.jpg", photograph(300, quality=n), "a", ("train", "eval")[n % 2]) for n in range(80, 91)),
         *(Row(f"v{n}.jpg", photograph(301, quality=n), "ab"[n % 2], "train") for n in range(80, 92)),
     )
@@ -57,7 +53,7 @@ def test_each_large_set_of_similar_images_is_one_remark_with_its_splits_and_clas
 
 
 def test_a_small_class_and_an_imbalance(tmp_path):
-    rows = more(
+    rows = with_rows(
         *(Row(f"c{place}.jpg", photograph(200 + place), "c", ("train", "eval")[place // 2]) for place in range(3))
     )
     expected = {
@@ -69,7 +65,7 @@ def test_a_small_class_and_an_imbalance(tmp_path):
 
 @pytest.mark.parametrize("most", [1.0, 0.0])
 def test_blank_images_are_a_remark_until_they_are_a_finding(tmp_path, most):
-    rows = more(Row("black.png", flat(0), "a", "train"), Row("white.png", flat(255), "b", "train"))
+    rows = with_rows(Row("black.png", flat(0), "a", "train"), Row("white.png", flat(255), "b", "train"))
     value = "2 images of one colour (black.png, white.png)"
     expected = [("blank images", value)] if most else []
     assert remarks(tmp_path, rows, replace(QUIET, max_blank_ratio=most)) == expected

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.dataset import manifest
-from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions, TableColumns
 from components.dataset_report.gallery import DUPLICATES_BUDGET_BYTES, duplicates
 from components.dataset_report.shown import ByteBudget, Renderer, open_images
+from tests.components.dataset_gate import datasets
+from tests.components.dataset_gate.datasets import Row
 from tests.components.dataset_report.page import ingest
 from tests.make_images import jpeg, png
 
@@ -33,22 +33,12 @@ def test_copies_stand_side_by_side_with_what_became_of_them(tmp_path, policy, sp
 
 
 def test_leaks_come_first_then_conflicts_then_the_largest(tmp_path):
-    lines = ["image,label,split"]
-
-    def add(name: str, seed: int, label: str, split: str) -> None:
-        (tmp_path / name).write_bytes(png(seed))
-        lines.append(f"{name},{label},{split}")
-
-    for copy in range(4):
-        add(f"large{copy}.png", 1, "a", "train")
-    add("one.png", 2, "a", "train")
-    add("two.png", 2, "b", "train")
-    add("here.png", 3, "a", "train")
-    add("there.png", 3, "a", "eval")
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    columns = TableColumns(split="split")
-    run(IngestOptions(source=str(tmp_path / "table.csv"), out=str(tmp_path / "out"), columns=columns))
-    found = found_in(tmp_path / "out")
+    rows = [
+        *(Row(f"large{copy}.png", png(1), "a", "train") for copy in range(4)),
+        *(Row(f"{label}.png", png(2), label, "train") for label in "ab"),
+        *(Row(f"{split}.png", png(3), "a", split) for split in ("train", "eval")),
+    ]
+    found = found_in(datasets.ingest(tmp_path / "made", rows))
     assert [(c.is_leak, c.is_conflict, c.size) for c in found.clusters] == [
         (True, False, 2),
         (False, True, 2),

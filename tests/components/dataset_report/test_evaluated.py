@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,9 +83,7 @@ def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class, images_
     files = {f"{label}/{index}.png": png(index) for label in ("china", "flower") for index in range(4)}
     made = ingest(tmp_path, files, pixels=PixelOptions(policy="raw", side_px=8))
     model = tmp_path / "model"
-    inputs = keras.Input([8, 8, 3], dtype="uint8")
-    dense = keras.layers.Dense(2, activation="softmax")
-    network = keras.Model(inputs, dense(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))))
+    network = linear([0.0, 0.0], [1.0, 0.0])
     export(network, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(model), (DecodeRaw(8, 8),))
     assert len(predict(images_of(made), str(made), str(model)).predicted) == 8
     with pytest.raises(OptionError, match="does not take the records of the dataset, .*; give the model that was"):

@@ -18,6 +18,8 @@ from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
 from components.evaluation import Accuracy, Evaluation
 from tests import image_table
+from tests.components.dataset_gate import datasets
+from tests.components.dataset_gate.datasets import Row
 from tests.components.dataset_report.page import HOSTILE_CLASS, HOSTILE_NAME, Page, ingest
 from tests.make_images import png
 
@@ -297,20 +299,15 @@ def test_a_damaged_or_missing_file_is_refused_by_name(dataset, name, message):
 @pytest.mark.parametrize(
     ("columns", "options", "shown"),
     [
-        (TableColumns(labels="tags"), {}, ["cat", "dog"]),
+        (TableColumns(labels="label"), {}, ["cat", "dog"]),
         (TableColumns(label=""), {"facts": "basic"}, ["no class"]),
-        (TableColumns(label="tags"), {"pixels": PixelOptions(policy="raw", side_px=16)}, ["cat|dog"]),
+        (TableColumns(), {"pixels": PixelOptions(policy="raw", side_px=16)}, ["cat|dog"]),
     ],
 )
 def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
-    lines = ["image,tags"]
-    for index in range(4):
-        (tmp_path / f"{index}.png").write_bytes(png(index))
-        lines.append(f"{index}.png,cat|dog")
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    out = str(tmp_path / "out")
-    run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"all": 1}, columns=columns, **options))
-    page = Page(render(out, input_options={"image_side_px": 16}))
+    rows = [Row(f"{index}.png", png(index), "cat|dog", "") for index in range(4)]
+    made = datasets.ingest(tmp_path / "made", rows, columns, splits={"all": 1}, **options)
+    page = Page(render(str(made), input_options={"image_side_px": 16}))
     for name in shown:
         assert name in page.words()
     gallery = [attributes for tag, attributes in page.tags if "data-item" in attributes]

@@ -16,11 +16,6 @@ from components.image_example_gen.component import Driver
 from tests.beam_jobs.object_store import SCHEME
 
 
-@pytest.fixture
-def source(photos: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(photos, tmp_path / "photos"))
-
-
 def run_driver(properties: dict, tmp_path: Path):
     execution = data_types.ExecutionInfo(
         exec_properties=properties, output_dict={"examples": [standard_artifacts.Examples()]}
@@ -43,14 +38,14 @@ def adopt(dataset: Path | str, tmp_path: Path, **properties):
     return run_driver({"dataset": str(dataset), "producer": "", **properties}, tmp_path)
 
 
-def test_the_fingerprint_joins_the_other_properties_and_replaces_a_stale_one(source, tmp_path):
-    found = drive(source, tmp_path, input_fingerprint=None)
+def test_the_fingerprint_joins_the_other_properties_and_replaces_a_stale_one(photos, tmp_path):
+    found = drive(photos, tmp_path, input_fingerprint=None)
     assert found.keys() == {"options", "producer", "input_fingerprint", "span"}
     assert found["producer"].string_value == "v1"
     assert found["span"].int_value == 0
-    assert json.loads(found["options"].string_value)["source"] == str(source)
+    assert json.loads(found["options"].string_value)["source"] == str(photos)
     assert len(found["input_fingerprint"].string_value) == 64
-    assert drive(source, tmp_path, input_fingerprint="old")["input_fingerprint"] == found["input_fingerprint"]
+    assert drive(photos, tmp_path, input_fingerprint="old")["input_fingerprint"] == found["input_fingerprint"]
 
 
 def test_a_span_that_is_not_there_stops_the_pipeline_by_name(photos, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 from tfx import v1 as tfx
 from tfx.dsl.component.experimental.decorators import component
 from tfx.dsl.components.base import executor_spec
-from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 from tfx.types import artifact_utils, standard_artifacts
 
 from beam_jobs import ingest
@@ -23,7 +22,7 @@ from beam_jobs.options import IngestOptions
 from components.image_example_gen.component import Executor, ImageExampleGen
 from pipeline.runs.history import newest_run, open_store
 from tests.beam_jobs import kill
-from tests.components.conftest import BEAM_ARGS
+from tests.components.conftest import run_pipeline
 from tests.make_images import jpeg
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -64,18 +63,7 @@ class Pipeline:
     def run(self, example_gen: ImageExampleGen, then: Callable | None = None) -> str:
         """Runs it and returns the state of ImageExampleGen: `complete` or `cached`."""
         more = [then(examples=example_gen.outputs["examples"])] if then else []
-        metadata = tfx.orchestration.metadata.sqlite_metadata_connection_config(str(self.root / "metadata.sqlite"))
-        LocalDagRunner().run(
-            tfx.dsl.Pipeline(
-                pipeline_name="runs",
-                pipeline_root=str(self.root / "artifacts"),
-                components=[example_gen.with_id("ImageExampleGen"), *more],
-                enable_cache=True,
-                beam_pipeline_args=BEAM_ARGS,
-                metadata_connection_config=metadata,
-            )
-        )
-        return newest_run(self._store())["ImageExampleGen"].state
+        return run_pipeline(self.root, example_gen.with_id("ImageExampleGen"), *more)["ImageExampleGen"].state
 
     def output(self) -> str:
         """Returns the directory of the examples of the newest run, from the cache or not."""

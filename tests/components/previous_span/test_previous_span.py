@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tfx import types
-from tfx import v1 as tfx
 from tfx.types import standard_artifacts
 
 from beam_jobs.dataset import manifest
@@ -20,7 +19,7 @@ from beam_jobs.options import IngestOptions
 from components.dataset_gate.component import DatasetGate
 from components.dataset_gate.limits import GateLimits
 from components.previous_span.resolver import PreviousSpanStrategy, previous_examples
-from pipeline.runs.history import newest_run, open_store
+from tests.components.conftest import run_pipeline
 from tests.components.previous_span.emitter import Emitter
 from tests.make_images import crop, encode
 
@@ -60,17 +59,7 @@ class Workplace:
         gate = DatasetGate(
             examples, emitter.outputs["anomalies"], limits, baseline_examples=previous.outputs["previous"]
         )
-        store = str(self.root / "metadata.sqlite")
-        tfx.orchestration.LocalDagRunner().run(
-            tfx.dsl.Pipeline(
-                pipeline_name="spans",
-                pipeline_root=str(self.root / "artifacts"),
-                components=[emitter, previous, gate],
-                enable_cache=True,
-                metadata_connection_config=tfx.orchestration.metadata.sqlite_metadata_connection_config(store),
-            )
-        )
-        step = newest_run(open_store(store))["DatasetGate"]
+        step = run_pipeline(self.root, emitter, previous, gate)["DatasetGate"]
         verdict = json.loads((Path(step.outputs["verdict"]) / "verdict.json").read_text())
         assert verdict["dataset_digest"] == manifest.load(str(directory)).digest
         return {

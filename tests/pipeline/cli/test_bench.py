@@ -6,6 +6,7 @@ import re
 import pytest
 
 from pipeline.cli import execute as run
+from tests.make_images import flipped
 from trainer.bench import measure as bench
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,21 +43,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG)
-def test_a_wrong_request_is_one_line_with_code_2(dataset, tmp_path, monkeypatch, refused, line, message):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+def test_a_wrong_request_is_one_line_with_code_2(dataset, here, refused, line, message):
+    before = sorted(here.rglob("*"))
     words = line.replace("DATASET", str(dataset)).split()
     assert message in refused("bench", "input", *words, "--image-side", 16)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:],
-            r"offset 0: the record of '.*' has changed: its checksum .*",
-        ),
+        (lambda data: flipped(data, 40), "offset 0: the record of '.*' has changed: its checksum .*"),
         (None, "offset 0: the record of '.*' is missing: the shard does not exist"),
     ],
     ids=["flipped", "missing"],

@@ -8,7 +8,6 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-import keras
 import pytest
 
 from beam_jobs import stack
@@ -18,23 +17,23 @@ from pipeline.cli import execute as run
 from pipeline.cli.ingest import command as ingest_command
 from tests.command import loads
 from tests.make_images import class_folders, jpeg
+from tests.trainer.evaluation.brightness import linear
 from trainer.ops import parse_ops
 from trainer.serving.export import export
 from trainer.serving.predict import ServingSpec
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(here: Path) -> Path:
     """A working directory with one good and several wrong sources."""
-    monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos", per_class=6)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "hollow" / "cat").mkdir(parents=True)
-    (tmp_path / "flat").mkdir()
-    (tmp_path / "flat" / "1.jpg").write_bytes(jpeg())
-    (tmp_path / "table.csv").write_text("file,kind\nphotos/china/000.jpg,a\n")
-    (tmp_path / "wrong.yaml").write_text("trian: {epochs: 3}\n")
-    return tmp_path
+    class_folders(here / "photos", per_class=6)
+    (here / "empty").mkdir()
+    (here / "hollow" / "cat").mkdir(parents=True)
+    (here / "flat").mkdir()
+    (here / "flat" / "1.jpg").write_bytes(jpeg())
+    (here / "table.csv").write_text("file,kind\nphotos/china/000.jpg,a\n")
+    (here / "wrong.yaml").write_text("trian: {epochs: 3}\n")
+    return here
 
 
 WRONG = [
@@ -123,24 +122,22 @@ def test_the_defaults_that_help_names_are_the_defaults():
     }
 
 
-def test_images_without_a_label_are_asked_for_with_an_empty_column(place, capsys):
+def test_images_without_a_label_are_asked_for_with_an_empty_column(place, said):
     line = "ingest table.csv --out o --image-column file --splits all=1 --json --label-column"
-    assert run([*line.split(), ""]) == 0, capsys.readouterr().err
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(said(*line.split(), ""))
     assert (values["label_kind"], values["labels"], values["splits"]["all"]["classes"]) == ("none", [], {})
 
 
-def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_to(place, capsys):
+def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_to(place, said, refused):
     resized = "--splits train=0.5,eval=0.5 --policy resize --side-px 24 --quality 71 --min-side-px 9"
-    assert run(["ingest", "photos", "--out", "o", *resized.split()]) == 0
+    said("ingest", "photos", "--out", "o", *resized.split())
     (place / "photos" / "china" / "new.jpg").write_bytes(jpeg(99))
-    assert run("ingest photos --out o --append --side-px 24 --max-side-px 900".split()) == 0, capsys.readouterr().err
+    said(*"ingest photos --out o --append --side-px 24 --max-side-px 900".split())
     options = json.loads((place / "o" / "dataset.json").read_text())["options"]
     assert options["pixels"] == {"policy": "resize", "side_px": 24, "fit": "short", "quality": 71}
     assert (options["limits"]["min_side_px"], options["limits"]["max_side_px"]) == (9, 900)
-    capsys.readouterr()
-    assert run("ingest photos --out o --append --side-px 25".split()) == 2
-    assert "o was made with pixels.side_px 24, not 25; omit it" in capsys.readouterr().err
+    line = refused(*"ingest photos --out o --append --side-px 25".split())
+    assert "o was made with pixels.side_px 24, not 25; omit it" in line
 
 
 def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(place, said, refused):
@@ -161,7 +158,7 @@ def test_class_folders_without_a_good_image_are_named(place, capsys):
     assert "class folder" not in capsys.readouterr().err
 
 
-def test_an_image_that_cannot_be_classified_is_named(place, capsys):
+def test_an_image_that_cannot_be_classified_is_named(place, capsys, refused):
     os.makedirs("model/1")
     (place / "model" / "1" / "saved_model.pb").write_bytes(b"")
     ServingSpec().write("model/1")
@@ -171,25 +168,18 @@ def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     answers = json.loads(shown.out)
     assert answers["predictions"] == []
     assert list(answers["refused"]) == ["table.csv"]
-    assert run("predict empty photos/china/000.jpg".split()) == 2
-    assert "empty holds no model; give the folder that `feedline run` pushed to" in capsys.readouterr().err
+    line = refused("predict", "empty", "photos/china/000.jpg")
+    assert "empty holds no model; give the folder that `feedline run` pushed to" in line
     os.makedirs("work/serving")
-    assert run("predict work photos/china/000.jpg".split()) == 2
-    assert "work holds no model; give work/serving" in capsys.readouterr().err
+    assert "work holds no model; give work/serving" in refused("predict", "work", "photos/china/000.jpg")
 
 
-def test_every_label_of_an_image_over_the_threshold_is_shown(place, capsys):
+def test_every_label_of_an_image_over_the_threshold_is_shown(place, said):
     for name, biases in {"two": [2.0, -1.0, 1.0], "none": [-1.0, -1.0, -1.0]}.items():
-        dense = keras.layers.Dense(3, "sigmoid", kernel_initializer="zeros")
-        inputs = keras.Input([8, 8, 3], dtype="uint8")
-        model = keras.Model(inputs, dense(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))))
-        dense.bias.assign(biases)
-        spec = ServingSpec(multi_label=True)
+        model, spec = linear([0.0, 0.0, 0.0], biases, "sigmoid"), ServingSpec(multi_label=True)
         export(model, parse_ops("decode|resize(8)"), ("a", "b", "c"), 8, name, spec=spec)
-    capsys.readouterr()
     for name, shown in {"two": "a  0.8808  c  0.7311", "none": "no label over 0.5"}.items():
-        assert run(f"predict {name} photos/china/000.jpg".split()) == 0
-        assert capsys.readouterr().out == f"photos/china/000.jpg  {shown}\n"
+        assert said("predict", name, "photos/china/000.jpg") == f"photos/china/000.jpg  {shown}\n"
 
 
 @pytest.mark.parametrize(
@@ -211,8 +201,7 @@ def test_a_wrong_path_is_refused_before_what_takes_long_is_imported(place, line,
     assert (code, loaded) == (2, [])
 
 
-def test_the_version_names_the_stack(capsys):
-    assert run(["--version"]) == 0
-    own, of_stack = capsys.readouterr().out.splitlines()
+def test_the_version_names_the_stack(said):
+    own, of_stack = said("--version").splitlines()
     assert own == f"feedline, version {metadata.version('feedline')}"
     assert of_stack == stack.summary()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
-from pipeline.cli import execute
 from pipeline.runners import airflow
 from tests.command import loads
 
@@ -43,11 +42,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path,
         ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; replace IMAGE by your name"),
     ],
 )
-def test_placeholders_are_refused(tmp_path, capsys, values, message):
+def test_placeholders_are_refused(tmp_path, refused, values, message):
     out = tmp_path / "compiled.yaml"
-    line = ["compile", "--target", "kubeflow", "-c", str(project(tmp_path, **values)), "--out", str(out)]
-    assert execute(line) == 2
-    assert message in capsys.readouterr().err
+    line = ["compile", "--target", "kubeflow", "-c", project(tmp_path, **values), "--out", out]
+    assert message in refused(*line)
     assert not out.exists()
 
 

@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.command import PROGRAMS, read_terminal
+from tests.command import PROGRAMS, python, read_terminal
 
 HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
 # Calls the function of the script as bash would, and prints what it offers.
@@ -24,15 +23,14 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a dataset that says its splits."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{PROGRAMS}:{os.environ['PATH']}")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "phone.yaml").touch()
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "dataset.json").write_text('{"splits": {"train": {}, "eval": {}}}')
-    return tmp_path
+    (here / "photos").mkdir()
+    (here / "phone.yaml").touch()
+    (here / "dataset").mkdir()
+    (here / "dataset" / "dataset.json").write_text('{"splits": {"train": {}, "eval": {}}}')
+    return here
 
 
 def bash(script: str) -> str:
@@ -155,7 +153,7 @@ def test_a_completion_loads_nothing_heavy(place, words):
     )
     environment = {**os.environ, "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
     environment["_FEEDLINE_COMPLETE"] = "bash_complete"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = python(code, env=environment, timeout=60)
     lines = done.stdout.splitlines()
     assert lines[-1] == "[]"
     assert len(lines) > 1, done.stderr

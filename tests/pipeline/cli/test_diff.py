@@ -11,14 +11,13 @@ from tests.beam_jobs.dataset.test_diff import BASE, publish, row
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(here):
     """A directory with dataset `a`, an equal one `same`, and `b`, of which everything is different."""
-    monkeypatch.chdir(tmp_path)
-    publish(tmp_path / "a", BASE)
+    publish(here / "a", BASE)
     shutil.copytree("a", "same")
     new = [row("a", label="dog"), row("b", "other"), row("z", "c", label="dog"), *(row(f"n{n:02d}") for n in range(14))]
-    publish(tmp_path / "b", [*new, row("e", split="eval")], {"seed": 7})
-    return tmp_path
+    publish(here / "b", [*new, row("e", split="eval")], {"seed": 7})
+    return here
 
 
 def test_equal_datasets_are_said_to_be_equal(place, said):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
 from pipeline.cli import cli
-from pipeline.cli import execute as run
 from pipeline.cli.click_groups import summary
 from pipeline.cli.reference import every_command, examples
 from tests.command import on_a_terminal, python
@@ -32,10 +32,10 @@ SAME = {
 }
 
 
-def shown(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def help_of(said, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run([*path.split()[1:], "--help"]) == 0
-    return capsys.readouterr().out
+    return lambda path: said(*path.split()[1:], "--help")
 
 
 # --- every command
@@ -51,8 +51,8 @@ def names_its_default(option: click.Option, path: str) -> bool:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_the_help_fits_on_80_columns_its_examples_parse_and_every_option_says_what_it_does(path, capsys, monkeypatch):
-    text = shown(path, capsys, monkeypatch)
+def test_the_help_fits_on_80_columns_its_examples_parse_and_every_option_says_what_it_does(path, help_of):
+    text = help_of(path)
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert "..." not in text.partition("Commands:")[2], "a summary is cut off"
     said = summary(COMMANDS[path])
@@ -81,15 +81,14 @@ def test_the_same_thing_has_the_same_name(name):
     assert found == {(tuple(names), kind)}
 
 
-def test_the_table_of_commands_says_what_each_of_them_says(capsys):
-    assert run(["--help"]) == 0
-    table = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+def test_the_table_of_commands_says_what_each_of_them_says(said):
+    table = said("--help").partition("Commands:")[2].strip().splitlines()
     assert [line.split()[0] for line in table] == list(cli.list_commands(CONTEXTS["feedline"]))
     assert all(re.fullmatch(r" *[a-z]+ {2,}\S.+\.", line) for line in table)
 
 
-def test_options_stand_under_headings(capsys, monkeypatch):
-    text = shown("feedline ingest", capsys, monkeypatch)
+def test_options_stand_under_headings(help_of):
+    text = help_of("feedline ingest")
     headings = [line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
     assert headings == [
         *("Options:", "Columns of a table:", "Splits and shards:", "Duplicates:", "Pixels:"),
@@ -99,9 +98,8 @@ def test_options_stand_under_headings(capsys, monkeypatch):
     assert "--dry-run" in text.partition("Options:")[2].partition("Columns of a table:")[0]
 
 
-def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
-    assert run(["--help"]) == 0
-    listed = re.findall(r"^ {4}(\d+)  ", capsys.readouterr().out, re.MULTILINE)
+def test_exit_codes_are_in_the_help_and_on_the_page(said):
+    listed = re.findall(r"^ {4}(\d+)  ", said("--help"), re.MULTILINE)
     text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
     assert listed == documented == ["0", "1", "2", "3", "130", "143"]

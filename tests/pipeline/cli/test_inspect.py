@@ -26,10 +26,9 @@ def example(index: int, image: bytes) -> bytes:
 
 
 @pytest.fixture
-def foreign(tmp_path, monkeypatch):
+def foreign(here):
     """A directory of two files of somebody else, one of them packed; every third image is broken."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "foreign"
+    folder = here / "foreign"
     folder.mkdir()
     payloads = [example(n, png(n, 20, 30) if n % 3 else b"\x89PNG\r\n\x1a\nbroken") for n in range(12)]
     (folder / "one.tfrecord").write_bytes(framed(*payloads[:7]))
@@ -37,9 +36,8 @@ def foreign(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_dataset_a_shard_and_one_image_can_be_looked_at(tmp_path, said, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    photos = class_folders(tmp_path / "photos", per_class=6)
+def test_a_dataset_a_shard_and_one_image_can_be_looked_at(here, said):
+    photos = class_folders(here / "photos", per_class=6)
     said("ingest", "photos", "--out", "dataset", "--splits", "train=0.5,eval=0.5", "--shards", "1")
 
     shown = said("inspect", "dataset", "-n", "1")
@@ -66,7 +64,7 @@ def test_a_dataset_a_shard_and_one_image_can_be_looked_at(tmp_path, said, monkey
 
     shown = said("inspect", "dataset", "--key", "china/002.png", "--export", "out")
     assert "image/class/text              china" in shown
-    assert (tmp_path / "out" / "00000.png").read_bytes() == (photos / "china" / "002.png").read_bytes()
+    assert (here / "out" / "00000.png").read_bytes() == (photos / "china" / "002.png").read_bytes()
 
 
 def test_files_of_others_are_summed_up_on_80_plain_columns(foreign, said):
@@ -86,9 +84,8 @@ def test_files_of_others_are_summed_up_on_80_plain_columns(foreign, said):
     assert "\x1b" not in shown
 
 
-def test_long_names_break_in_no_column_of_80(tmp_path, said, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x").write_bytes(framed(record.encode_example({LONG: ("int64", (1,)), "b": ("int64", (1,))})))
+def test_long_names_break_in_no_column_of_80(here, said):
+    (here / "x").write_bytes(framed(record.encode_example({LONG: ("int64", (1,)), "b": ("int64", (1,))})))
     shown = said("inspect", "x", "-n", "0")
     assert LONG in re.sub(r"\s+(int64\s+1\s+1\s+1)?", "", shown)
     assert max(map(len, shown.splitlines())) <= 80
@@ -106,18 +103,16 @@ def test_what_stands_before_the_damage_is_shown_and_the_exit_code_tells(foreign,
     )
 
 
-def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, refused, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.tfrecord").write_bytes(b"")
+def test_nothing_to_export_and_wrong_paths_are_one_line(here, refused):
+    (here / "empty.tfrecord").write_bytes(b"")
     printed = "0 records, 0 bytes, compression none\nlooks like unknown: no feature has a known name of an image\n"
     assert "nothing can be exported" in refused("inspect", "empty.tfrecord", "--export", "out", printed=printed)
-    assert not (tmp_path / "out").exists()
+    assert not (here / "out").exists()
     assert refused("inspect", "nowhere") == "feedline: error: nowhere cannot be read: No such file or directory"
 
 
-def test_rejects_are_counted_by_reason_and_shown_in_full(tmp_path, said, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    photos = class_folders(tmp_path / "photos", per_class=12)
+def test_rejects_are_counted_by_reason_and_shown_in_full(here, said):
+    photos = class_folders(here / "photos", per_class=12)
     (photos / "china" / "note.jpg").write_text("no image")
     (photos / "china" / "tiny.png").write_bytes(png(1, 2, 2))
     (photos / "flower" / "note.jpg").write_text("no image either")
@@ -135,8 +130,7 @@ def test_rejects_are_counted_by_reason_and_shown_in_full(tmp_path, said, monkeyp
     assert [row["key"] for row in values["first"]] == ["china/note.jpg", "china/tiny.png", "flower/note.jpg"]
 
 
-def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, said, refused, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(here, said, refused):
     pq.write_table(
         pa.table({"image": [b"\x89PNG\r\n", None], "note": ["a" * 60, ""], "box": [[1, 2], []]}), "t.parquet"
     )
@@ -156,8 +150,8 @@ def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, said, r
     assert values["columns"] == {"a": "int64", "a (2)": "int64", "a (2) (2)": "int64"}
     assert values["first"] == [{"a": "1", "a (2)": "2", "a (2) (2)": "3"}]
 
-    data = (tmp_path / "t.parquet").read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(data[:-20])
+    data = (here / "t.parquet").read_bytes()
+    (here / "cut.parquet").write_bytes(data[:-20])
     line = refused("inspect", "cut.parquet", code=3)
     assert line.startswith("feedline: error: cut.parquet cannot be read as Parquet: ")
 

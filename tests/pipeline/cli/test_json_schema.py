@@ -50,11 +50,10 @@ def error(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(here: Path) -> Path:
     """A working directory with images."""
-    monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos", per_class=6)
-    return tmp_path
+    class_folders(here / "photos", per_class=6)
+    return here
 
 
 # --- schemas

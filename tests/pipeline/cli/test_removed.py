@@ -22,8 +22,7 @@ ARGUMENTS = {
     ("typed", "more"),
     [("inspect --html", []), ("ingest --detach", ["--json"]), ("run --detach", ["--help"]), ("status", ["--unknown"])],
 )
-def test_it_is_one_line_with_the_release_and_the_remedy(typed, more, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_is_one_line_with_the_release_and_the_remedy(typed, more, capsys, here):
     assert cli.execute([*typed.split(), *ARGUMENTS.get(typed, []), *more]) == 2
     out, err = capsys.readouterr()
     release, remedy = REMOVED[typed]
@@ -31,7 +30,7 @@ def test_it_is_one_line_with_the_release_and_the_remedy(typed, more, capsys, tmp
     name = typed.split()[-1]
     kind = "option" if name.startswith("-") else "command"
     assert f"there is no {kind} '{name}' since {release}; {remedy}" in message
-    assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+    assert (out, err.count("\n"), list(here.iterdir())) == ("", 1, [])
 
 
 @pytest.mark.parametrize("typed", ["inspect --html", "status"])

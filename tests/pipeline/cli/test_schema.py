@@ -77,13 +77,13 @@ def test_a_dataset_is_compared_by_the_schema_it_would_get(place, said):
     assert values == {"equal": True, "added": [], "removed": [], "changed": {}}
 
 
-def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
+def test_a_reviewed_file_is_overwritten_on_demand_alone(place, said, refused):
     (place / "old.pbtxt").write_text("# reviewed\n")
-    assert run("schema init dataset --out old.pbtxt".split()) == 2
-    assert "old.pbtxt exists, and may have been reviewed" in capsys.readouterr().err
+    line = refused("schema", "init", "dataset", "--out", "old.pbtxt")
+    assert "old.pbtxt exists, and may have been reviewed" in line
     assert (place / "old.pbtxt").read_text() == "# reviewed\n"
-    assert run("schema init dataset --out old.pbtxt --overwrite --json".split()) == 0
-    assert json.loads(capsys.readouterr().out) == {"schema": str(place / "old.pbtxt"), "features": 11}
+    values = json.loads(said("schema", "init", "dataset", "--out", "old.pbtxt", "--overwrite", "--json"))
+    assert values == {"schema": str(place / "old.pbtxt"), "features": 11}
     assert "image/brightness" in (place / "old.pbtxt").read_text()
 
 
@@ -96,11 +96,10 @@ def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
         ("schema show dataset/dataset.json", "schema dataset/dataset.json cannot be used: 1:1 : "),
     ],
 )
-def test_a_wrong_request_is_one_line_with_code_2(place, capsys, line, message):
+def test_a_wrong_request_is_one_line_with_code_2(place, refused, line, message):
     (place / "empty.pbtxt").touch()
     before = sorted(path.name for path in place.iterdir())
-    assert run(line.split()) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = refused(*line.split())
     assert error.startswith("feedline: error: ")
     assert message in error
     assert sorted(path.name for path in place.iterdir()) == before

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.beam_jobs.runners.test_dataflow import NEEDED
 from tests.command import feedline
 
-DATAFLOW = ["--runner", "dataflow"]
-for _setting in ("project=my-project-1", "region=us-central1", "temp_location=gs://bucket/tmp"):
-    DATAFLOW += ["--runner-option", _setting]
+DATAFLOW = ["--runner", "dataflow", *(f"--runner-option={name}={value}" for name, value in NEEDED.items())]
 
 
 @pytest.mark.parametrize(

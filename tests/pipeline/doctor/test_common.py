@@ -124,16 +124,15 @@ def test_a_machine_with_too_little_memory_for_any_run_is_warned_of(monkeypatch):
         assert local.memory().mark == mark
 
 
-def test_what_a_run_would_refuse_is_said_before(photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    good = {"root": str(tmp_path / "work"), "ingest": {"source": str(photos)}}
+def test_what_a_run_would_refuse_is_said_before(photos, here):
+    good = {"root": str(here / "work"), "ingest": {"source": str(photos)}}
     assert local.configuration({}).ok
     assert local.configuration(good).ok
     assert local.configuration({**good, "root": str(photos / "work")}).detail.endswith("a run must not change")
-    assert local.configuration({**good, "ingest": {"source": "nowhere"}}).detail.startswith(f"{tmp_path}/nowhere does")
+    assert local.configuration({**good, "ingest": {"source": "nowhere"}}).detail.startswith(f"{here}/nowhere does")
     assert "train.epochs" in local.configuration({**good, "train": {"epochs": "x"}}).detail
     assert local.configuration({**good, "ingest": {"source": "s3://no-such-bucket/x"}}).ok  # which is not asked
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_tensorflow_that_does_not_load_is_named(tmp_path, monkeypatch):
@@ -176,9 +175,8 @@ def test_the_exit_code_is_3_when_something_is_missing_and_every_line_says_what_r
     ("arguments", "message"),
     [
         (["--target", "spark"], "there is no --target 'spark'; known are local, flink"),
-        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read"),
+        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read: it does not exist; `feedline init` writes"),
     ],
 )
-def test_a_wrong_request_is_code_2(capsys, arguments, message):
-    assert execute(["doctor", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_a_wrong_request_is_code_2(refused, arguments, message):
+    assert message in refused("doctor", *arguments)

@@ -13,19 +13,13 @@ from google.auth.credentials import CredentialsWithRegionalAccessBoundary
 from pipeline import doctor
 from pipeline.doctor import Check, dataflow
 from tests.beam_jobs import gcs_server
+from tests.beam_jobs.runners.test_dataflow import NEEDED
 from tests.engines.dataflow_service import answer
 
 JOBS = "/v1b3/projects/my-project-1/locations/us-central1/jobs"
 BUCKET = "/storage/v1/b/bucket"
 REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
-SETTINGS = {
-    "engine": {
-        "runner": "dataflow",
-        "project": "my-project-1",
-        "region": "us-central1",
-        "temp_location": "gs://bucket/tmp",
-    }
-}
+SETTINGS = {"engine": {"runner": "dataflow", **NEEDED}}
 QUOTAS = [
     {"metric": "CPUS", "limit": 48.0, "usage": 0.0},
     {"metric": "DISKS_TOTAL_GB", "limit": 4096.0, "usage": 10.0},

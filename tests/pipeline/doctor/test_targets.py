@@ -19,6 +19,7 @@ from pipeline.doctor import Check, dataflow, flink, orchestrators
 from tests.beam_jobs.web_server import serving
 from tests.command import executable
 from tests.orchestrators.airflow_environments import bin_of
+from tests.pipeline.doctor.test_common import by_name
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -29,10 +30,6 @@ def overview() -> Iterator[tuple[str, dict[str, object]]]:
     said: dict[str, object] = {"flink-version": "1.19.1", "slots-total": 4, "taskmanagers": 2}
     with serving({"/overview": lambda handler: handler.answer(200, json.dumps(said).encode())}) as server:
         yield server.host, said
-
-
-def by_name(checks: Iterator[Check]) -> dict[str, Check]:
-    return {check.name: check for check in checks}
 
 
 # --- checks and targets
@@ -132,6 +129,13 @@ def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkey
 # --- kubeflow
 
 
+def of_kubeflow(
+    root: str = "gs://bucket/work", source: str = "gs://bucket/photos", image: str = "registry/feedline:1"
+) -> dict[str, Check]:
+    settings = {"root": root, "ingest": {"source": source}, "kubeflow": {"image": image}}
+    return by_name(orchestrators.kubeflow_checks(settings))
+
+
 def test_kubeflow_needs_an_image_and_a_bucket():
     checks = by_name(orchestrators.kubeflow_checks(SETTINGS))
     assert {name for name, check in checks.items() if not check.ok} == {"container image", "bucket"}
@@ -142,39 +146,23 @@ def test_kubeflow_needs_an_image_and_a_bucket():
 
 
 def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
-    settings = {
-        "root": "gs://BUCKET/photos",
-        "ingest": {"source": "gs://bucket/photos"},
-        "kubeflow": {"image": "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"},
-    }
-    wrong = {
-        name: check.detail for name, check in by_name(orchestrators.kubeflow_checks(settings)).items() if not check.ok
-    }
-    assert wrong == {
-        "container image": f"{settings['kubeflow']['image']}; replace PROJECT by your name",
+    image = "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"
+    found = of_kubeflow(root="gs://BUCKET/photos", image=image)
+    assert {name: check.detail for name, check in found.items() if not check.ok} == {
+        "container image": f"{image}; replace PROJECT by your name",
         "bucket": "gs://BUCKET/photos; replace BUCKET by your name",
     }
 
 
 def test_what_the_checks_do_not_know_is_found_by_compiling():
-    settings = {
-        "root": "gs://bucket/work",
-        "ingest": {"source": "gs://BUCKET/photos"},
-        "kubeflow": {"image": "registry/feedline:1"},
-    }
-    check = by_name(orchestrators.kubeflow_checks(settings))["compile"]
+    check = of_kubeflow(source="gs://BUCKET/photos")["compile"]
     assert check.detail == "ingest.source is 'gs://BUCKET/photos'; replace BUCKET by your name"
     assert check.remedy.startswith("feedline run --config pipeline.yaml --show-config")
 
 
 @pytest.mark.orchestrators
 def test_kubeflow_compiles_what_is_complete():
-    settings = {
-        "root": "gs://bucket/work",
-        "ingest": {"source": "gs://bucket/photos"},
-        "kubeflow": {"image": "registry/feedline:1"},
-    }
-    checks = by_name(orchestrators.kubeflow_checks(settings))
+    checks = of_kubeflow()
     assert [check.detail for check in checks.values() if not check.ok] == []
     assert checks["compile"].detail.endswith("bytes of YAML")
 

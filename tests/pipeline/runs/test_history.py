@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 
 import ml_metadata
 import pytest
@@ -14,6 +12,7 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.errors import OptionError
 from pipeline.runs.history import newest_run, open_store
+from tests.command import python
 from tests.pipeline.ledger import CACHED, FAILED, Ledger
 
 # Dies in the middle of a transaction that has reached the file already.
@@ -70,7 +69,7 @@ def test_reading_never_writes(ledger, path):
 def test_a_database_that_a_killed_run_was_changing_is_read_as_before_and_left_for_the_next_run(ledger, path):
     executions, types = len(ledger.store.get_executions()), len(ledger.store.get_artifact_types())
     del ledger
-    assert subprocess.run([sys.executable, "-c", DIES, str(path)]).returncode == -signal.SIGKILL
+    assert python(DIES, path).returncode == -signal.SIGKILL
     before = {name: (path.parent / name).read_bytes() for name in os.listdir(path.parent)}
     assert list(before) == ["metadata.sqlite", "metadata.sqlite-journal"] or len(before) == 2
     store = open_store(str(path))

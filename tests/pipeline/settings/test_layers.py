@@ -18,9 +18,8 @@ FILE = {"root": "work", "ingest": {"source": "photos", "splits": {"train": 8, "e
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def config(here: Path) -> str:
     """A file of settings in the working directory."""
-    monkeypatch.chdir(tmp_path)
     Path("pipeline.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
     return "pipeline.yaml"
 
@@ -141,11 +140,10 @@ def test_what_no_layer_gave_is_of_no_layer():
         ),
     ],
 )
-def test_every_command_names_key_and_layer_of_what_it_refuses(config, capsys, line, message):
+def test_every_command_names_key_and_layer_of_what_it_refuses(config, refused, line, message):
     class_folders(Path("full"), per_class=1)
     Path("flink.yaml").write_text("engine: {runner: flink, workers: y}\n")
-    assert execute(line.split()) == 2
-    assert re.search(re.escape(message).replace(r"\.\*", ".*"), capsys.readouterr().err)
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), refused(*line.split()))
 
 
 def test_one_entry_of_a_mapping_keeps_those_of_the_default(config):
@@ -246,15 +244,14 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_secrets_are_not_shown(config, capsys, more):
+def test_secrets_are_not_shown(config, said, more):
     assignments = [
         "ingest.source=https://me:hunter2@host/a?token=hunter2",
         "beam_args=[--runner=FnApiRunner, --s3_secret_access_key=hunter2, --password, hunter2]",
         "engine.labels={api_key: hunter2, team: vision}",
     ]
     line = [word for assignment in assignments for word in ("--set", assignment)]
-    assert execute(["run", "--config", config, "--show-config", *line, *more]) == 0
-    shown = capsys.readouterr().out
+    shown = said("run", "--config", config, "--show-config", *line, *more)
     assert "hunter2" not in shown
     values = yaml.safe_load(shown)
     values = values.get("settings", values)

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from beam_jobs.common.strings import hide_secrets
+from tests.command import python
 
 
 @pytest.mark.parametrize(
@@ -33,4 +31,4 @@ def test_secrets_and_nothing_else_are_left_out(value, hidden):
 @pytest.mark.parametrize("text", ["x", "-", "a:", "token_", "a=", "a ", "http://a:", "="])
 def test_a_megabyte_takes_a_moment(text):
     program = f"from beam_jobs.common.strings import hide_secrets; hide_secrets({text!r} * 1_000_000)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    python(program, check=True, timeout=30)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 
+from tests.components.dataset_report.page import Page
 from tests.trainer.bench_figures import ablated, figures
 from trainer.bench.meter import Cost
 from trainer.bench.report import _shares, as_page, as_text
@@ -79,40 +79,29 @@ def test_the_shares_are_of_the_cpu_time_without_what_comes_behind_the_input_pipe
     assert Cost(rate=1000.0, cpu_us=1500.0).cores == 1.5
 
 
-class Outline(HTMLParser):
-    """Every tag in order, and whether each is closed where it was opened."""
+class Outline(Page):
+    """A page whose elements are all closed where they were opened."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, text: str) -> None:
         self.open: list[str] = []
-        self.tags: list[tuple[str, dict]] = []
-        self.words: list[str] = []
+        super().__init__(text)
+        assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
+        super().handle_starttag(tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
+        super().handle_endtag(tag)
         assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
-def outline(page: str) -> Outline:
-    found = Outline()
-    found.feed(page)
-    assert found.open == []
-    return found
 
 
 def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck():
     given = figures({"small_cnn": (2_100.0, 9.0), "trained": (1_400.0, 9.0)}, model="small_cnn", ablation=(ablated(),))
-    found = outline(as_page(given))
-    words = " ".join(found.words)
+    found = Outline(as_page(given))
     shown = ["decode_random_crop(224)", "tutorial", "naive", "1,610 images/s", "Decoding is the bottleneck", "1.30"]
-    assert [text for text in shown if text not in words] == []
+    assert [text for text in shown if text not in found.text] == []
     assert "prefers-color-scheme: dark" in as_page(given)
     bars = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "bar"]
     assert [attrs["aria-label"].partition(":")[0] for attrs in bars] == [
@@ -121,7 +110,7 @@ def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck
 
 
 def test_the_bars_are_in_proportion_and_the_limit_is_a_line():
-    found = outline(as_page(figures()))
+    found = Outline(as_page(figures()))
     in_bars = [
         attrs for tag, attrs in found.tags if tag == "rect" and attrs.get("rx") == "4" and "rail" not in attrs["class"]
     ]
@@ -141,10 +130,10 @@ def test_a_limit_far_beyond_the_bars_is_a_number_only():
 
 def test_every_name_is_escaped_and_the_page_may_load_and_run_nothing():
     given = figures({EVIL: (9e4, 1.0)}, dataset=EVIL, split=EVIL, ops=EVIL, ablation=(ablated(EVIL),))
-    found = outline(as_page(given))
+    found = Outline(as_page(given))
     tags = {tag for tag, _ in found.tags}
     assert not tags & {"script", "img", "iframe"}
-    assert sum(word.count(EVIL) for word in found.words) >= 5
+    assert found.text.count(EVIL) >= 5
     policy = next(attrs["content"] for _, attrs in found.tags if "http-equiv" in attrs)
     assert policy.startswith("default-src 'none'; ")
     assert "script" not in policy

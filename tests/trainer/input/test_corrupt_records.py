@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import shutil
@@ -13,6 +14,7 @@ import tensorflow as tf
 from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import CorruptDataset
 from tests import image_table
+from tests.make_images import flipped
 from tests.rewrite_records import framed
 from tests.trainer.conftest import rows_of
 from trainer.input.corrupt_records import explain, find_damage, find_excluded
@@ -42,8 +44,8 @@ def rewrite(directory: Path, number: int, change: Callable[[bytes], bytes]) -> d
     return {**row, "path": str(shard)}
 
 
-def inverted(place: int) -> Callable[[bytes], bytes]:
-    return lambda data: data[:place] + bytes([data[place] ^ 0xFF]) + data[place:][1:]
+def inverted(position: int) -> Callable[[bytes], bytes]:
+    return functools.partial(flipped, position=position)
 
 
 def renamed(data: bytes) -> bytes:

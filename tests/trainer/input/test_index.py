@@ -4,8 +4,6 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
@@ -16,6 +14,7 @@ from beam_jobs.options import IngestOptions
 from tests import image_table
 from tests.beam_jobs import s3_server
 from tests.trainer.batches import index_of
+from tests.trainer.conftest import rows_of
 from trainer.input.index import load_index
 
 
@@ -63,11 +62,6 @@ def opened(monkeypatch) -> list[tuple[str, set[str]]]:
     return found
 
 
-def rows_of(directory, split: str) -> pa.Table:
-    rows = image_table.read(directory)
-    return rows.filter(pc.equal(rows["split"], split)).sort_by([("shard", "ascending"), ("offset", "ascending")])
-
-
 def test_only_files_of_the_split_are_read_and_two_columns_of_a_shard(dataset, monkeypatch):
     expected = rows_of(dataset, "train")
     found = opened(monkeypatch)
@@ -75,7 +69,7 @@ def test_only_files_of_the_split_are_read_and_two_columns_of_a_shard(dataset, mo
     assert sorted(name for name, _ in found) == [f"part-train-{number:05d}.parquet" for number in range(2)]
     assert all(columns - {"height", "width"} == {"offset", "label_index"} for _, columns in found)
     for name, column in (("shard", "shard"), ("offset", "offset"), ("label", "label_index")):
-        assert getattr(index, name).tolist() == expected[column].to_pylist()
+        assert getattr(index, name).tolist() == [row[column] for row in expected]
 
 
 def test_rows_of_any_shard_in_one_file_are_those_of_their_shards(photos, tmp_path, monkeypatch):
@@ -91,8 +85,8 @@ def test_rows_of_any_shard_in_one_file_are_those_of_their_shards(photos, tmp_pat
     found = opened(monkeypatch)
     for split in ("train", "eval"):
         expected, index = rows_of(out, split), index_of(out, split)
-        assert index.shard.tolist() == expected["shard"].to_pylist()
-        assert index.offset.tolist() == expected["offset"].to_pylist()
+        assert index.shard.tolist() == [row["shard"] for row in expected]
+        assert index.offset.tolist() == [row["offset"] for row in expected]
     assert "part-existing.parquet" in {name for name, _ in found}
 
 

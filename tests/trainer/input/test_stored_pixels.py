@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs import ingest
-from beam_jobs.dataset import manifest, record, tfrecord
+from beam_jobs.dataset import manifest, record
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests import image_table
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
+from tests.trainer.conftest import records_of
 from trainer.bench import naive_dataset
 from trainer.input.parse import DecodeRaw, DecodeSized, adapt_ops_to_records
 from trainer.input.plan import make_plan
@@ -35,14 +36,11 @@ def raw(photos, tmp_path_factory) -> Path:
 
 def stored(directory: Path) -> dict[str, np.ndarray]:
     """Key -> pixels, as they lie in the shards."""
-    found = {}
-    for path in manifest.load(str(directory)).shard_paths(str(directory), "train"):
-        with open(path, "rb") as stream:
-            for _, payload in tfrecord.read_records(stream, path):
-                values = record.decode(payload)
-                pixels = np.frombuffer(values[record.ENCODED][0], np.uint8).reshape(24, 24, 3)
-                found[values[record.FILENAME][0].decode()] = pixels
-    return found
+    rows = map(record.decode, records_of(directory, "train"))
+    return {
+        row[record.FILENAME][0].decode(): np.frombuffer(row[record.ENCODED][0], np.uint8).reshape(24, 24, 3)
+        for row in rows
+    }
 
 
 @pytest.mark.parametrize("training", [True, False])

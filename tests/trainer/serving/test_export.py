@@ -3,22 +3,16 @@ from __future__ import annotations
 import json
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions
 from tests.make_images import crop, encode, grey_image, jpeg, png
 from tests.trainer.conftest import bright_sky
+from tests.trainer.evaluation.brightness import linear
 from trainer.input.parse import DecodeRaw
-from trainer.input_fn import KEY, make_dataset
-from trainer.models import ModelSpec, build_model
-from trainer.ops import IMAGE, parse_ops
-from trainer.options import InputOptions
+from trainer.ops import parse_ops
 from trainer.serving.export import DESCRIPTION_NAME, PROBABILITIES, export
-from trainer.training.transfer import leaves
 
 
 def sigmoid(value: float) -> float:
@@ -61,51 +55,8 @@ def test_any_number_of_files_of_any_size_and_kind_is_served_at_once(sky):
     assert serve(image_bytes=tf.constant([], tf.string))[PROBABILITIES].shape == (0, 2)
 
 
-@pytest.fixture(scope="module")
-def both_kinds(tmp_path_factory: pytest.TempPathFactory):
-    """The files of a source by key, five JPEG and five PNG, and the dataset made of it."""
-    source, out = tmp_path_factory.mktemp("both_kinds"), tmp_path_factory.mktemp("both_kinds_dataset")
-    files = {}
-    for seed in range(10):
-        make, suffix = (jpeg, "jpg") if seed % 2 else (png, "png")
-        files[f"all/{seed:02d}.{suffix}"] = make(seed, 40 + 5 * seed, 90 - 3 * seed)
-    (source / "all").mkdir()
-    for name, data in files.items():
-        (source / name).write_bytes(data)
-    run(IngestOptions(source=str(source), out=str(out), splits={"eval": 1}, shards=2))
-    return files, out
-
-
-def test_a_file_has_the_logits_that_the_input_pipeline_gives_it(both_kinds, tmp_path):
-    files, dataset = both_kinds
-    options = InputOptions(image_side_px=32, batch_size=4, eval_ops="decode|resize(32)")
-    keras.utils.set_random_seed(3)
-    whole = build_model("small_cnn", ModelSpec(side_px=32, classes=4, mean_rgb=(90, 99, 108), std_rgb=(60, 70, 80)))
-    for layer in leaves(whole):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum = 0.0  # one batch gives it statistics that keep random weights from fading to nothing
-    whole(np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8), training=True)
-    logits = keras.Model(whole.inputs, whole.get_layer("logits").output)
-    export(logits, parse_ops(options.eval_spec), ("a", "b", "c", "d"), 32, str(tmp_path / "model"))
-    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    # A graph, as in serving: op by op, the rounding of fifty layers adds up to more than is tested here.
-    compiled = tf.function(lambda images: logits(images, training=False))
-    compared = []
-    for features, _ in make_dataset(str(dataset), "eval", options, training=False):
-        encoded = [files[key.decode()] for key in features[KEY].numpy()]
-        served = serve(image_bytes=tf.constant(encoded))[PROBABILITIES].numpy()
-        compared.append((served, compiled(features[IMAGE]).numpy()))
-    served, expected = (np.concatenate(values) for values in zip(*compared, strict=True))
-    assert len(served) == len(files)
-    np.testing.assert_allclose(served, expected, atol=1e-5)
-    assert np.ptp(expected, axis=0).max() > 1e-2  # images differ, or equality would say nothing
-
-
 def test_with_several_labels_an_image_the_class_is_the_most_probable_one(tmp_path):
-    spec = ModelSpec(side_px=16, classes=3, mean_rgb=(90, 99, 108), std_rgb=(60, 70, 80), multi_label=True)
-    model = build_model("small_cnn", spec)
-    model.get_layer("logits").bias.assign([2.0, 3.0, -2.0])
-    model.get_layer("logits").kernel.assign(tf.zeros_like(model.get_layer("logits").kernel))
+    model = linear([0.0, 0.0, 0.0], [2.0, 3.0, -2.0], "sigmoid", 16)
     export(model, parse_ops("decode|resize(16)"), ("a", "b", "c"), 16, str(tmp_path / "model"))
     outputs = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"](tf.constant([png(0)]))
     assert (outputs["class"].numpy().tolist(), outputs["text"].numpy().tolist()) == ([1], [b"b"])
