@@ -55,10 +55,9 @@ def datasets(tmp_path_factory) -> Path:
         "run --set KEY=1 --images source --root work",
     ],
 )
-def test_a_name_forges_no_line(command, datasets, tmp_path, monkeypatch, capsys):
+def test_a_name_forges_no_line(command, datasets, here, capsys):
     for path in datasets.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path)
+        (here / path.name).symlink_to(path)
     names = {"KEY": KEY, "KEY=1": f"{NAME}=1"}
     cli.execute([names.get(word, word) for word in command.split()])
     shown = "\n".join(capsys.readouterr())

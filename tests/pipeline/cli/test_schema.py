@@ -19,15 +19,14 @@ def inferred(_dataset, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place(inferred, dataset, tmp_path, monkeypatch) -> Path:
+def place(inferred, dataset, here) -> Path:
     """A directory with `dataset` and `old.pbtxt`, its schema, and in `new.pbtxt` what a reviewer made of it."""
     text = inferred.read_text()
-    (tmp_path / "old.pbtxt").write_text(text)
+    (here / "old.pbtxt").write_text(text)
     text = text.replace('value: "flower"', 'value: "flower"\n  value: "zoo"')
     text = text.replace('name: "image/bytes"', 'name: "image/size"')
-    (tmp_path / "new.pbtxt").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (here / "new.pbtxt").write_text(text)
+    return here
 
 
 def test_a_schema_is_shown_as_a_table(place, said):

@@ -52,5 +52,3 @@ def test_a_column_that_the_images_do_not_have_is_refused():
     options.check(["prize"])
     with pytest.raises(OptionError, match="^transform.columns: there is no user column 'prize'; did you mean price?"):
         options.check(["price", "city"])
-    with pytest.raises(OptionError, match=r"the images have none; name it in ingest.columns.extra: \[prize\]$"):
-        options.check([])

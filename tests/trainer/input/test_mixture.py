@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions, TableColumns
-from tests.make_images import jpeg
 from tests.trainer.batches import RANDOM, Seen, flat, options, read
 from tests.trainer.conftest import ingest_noise
+from tests.trainer.input.test_parse import bare
 from trainer.input.mixture import make_mixture, mixture_labels
+
+__all__ = ["bare"]
 
 WEIGHTS = (0.75, 0.25)
 
@@ -88,14 +88,9 @@ def test_an_empty_mixture_is_refused():
         make_mixture({}, "train", options())
 
 
-def test_images_without_one_label_each_are_refused(noise, tmp_path):
-    (tmp_path / "0.jpg").write_bytes(jpeg(0))
-    (tmp_path / "table.csv").write_text("image\n0.jpg")
-    out = str(tmp_path / "out")
-    columns = TableColumns(label="")
-    run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"train": 1}, columns=columns))
+def test_images_without_one_label_each_are_refused(noise, bare):
     with pytest.raises(OptionError, match="cannot be part of a mixture: its images do not have exactly one label$"):
-        make_mixture({str(noise): 1, out: 1}, "train", options())
+        make_mixture({str(noise): 1, str(bare): 1}, "train", options())
 
 
 def test_images_of_a_part_without_weights_weigh_one(noise, weighted):
