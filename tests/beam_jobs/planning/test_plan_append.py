@@ -55,6 +55,12 @@ def looking_like(bits: int = 0, **fields):
     return make_facts(f"{bits} bits", dhash=BASE ^ bits, **fields)
 
 
+def test_an_existing_image_outweighs_what_the_source_asks_for_the_others():
+    existing = first((make_ref("old", split="eval"), make_facts("x")))
+    plan = append(existing, HALVES, (make_ref("1", split="train"), make_facts("x")), (make_ref("2"), make_facts("x")))
+    assert (where(plan)["1"], where(plan)["2"]) == ("train", "eval")
+
+
 def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
     existing = first(
         (make_ref("1", group="g", split="eval"), make_facts("x")),
