@@ -108,7 +108,7 @@ def check_reachable(ingest: IngestOptions) -> None:
         return
     if not storage.is_remote(ingest.source):
         raise OptionError(
-            f"the source {ingest.source!r} is on this machine, where no worker of Dataflow reads it; copy it with "
+            f"the source {ingest.source!r} is on this machine, where no Dataflow worker can read it; copy it with "
             "`gcloud storage cp --recursive` and give its gs:// address"
         )
 

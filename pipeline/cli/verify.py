@@ -112,7 +112,7 @@ def _verify_on_runner(dataset: str, engine: Engine, work: str, threads: int) -> 
     for name, path in (("DATASET", dataset), ("--work", work)):
         if engine.name == "dataflow" and not is_remote(path):
             raise OptionError(
-                f"{name} is {path!r}, where no worker of Dataflow reads; name one in a bucket, as gs://b/d"
+                f"{name} is {path!r}, which no Dataflow worker can read; give a path in a bucket, such as gs://b/d"
             )
     from beam_jobs.stages.verify_job import verify_on_runner
 

@@ -12,7 +12,7 @@ DATAFLOW = ["--runner", "dataflow", *(f"--runner-option={name}={value}" for name
     ("options", "message"),
     [
         (["--runner", "flink"], "--work is not set; the workers of flink write reports: name a directory for them"),
-        ([*DATAFLOW, "--work", "gs://bucket/work"], "DATASET is '{}', where no worker of Dataflow reads"),
+        ([*DATAFLOW, "--work", "gs://bucket/work"], "DATASET is '{}', which no Dataflow worker can read"),
         (["--work", "gs://bucket/work"], "--work is set and the runner is local, which needs none"),
     ],
 )
