@@ -4,7 +4,8 @@ NAMES is JSON: name -> the answers to the first look-up, the second and so on, e
 stays. 127.0.0.1 counts as an address of the open internet, and no other of this machine does.
 
 RECORD is a file that is made, of JSON lines: `["asked", host, port]` for every address of a network that is connected
-or sent to, whichever library does it, and `["fetched", url, seconds]` for every image, whatever became of it.
+or sent to, whichever library does it, and `["fetched", url, seconds]` for every image, whatever became of it. All
+processes of the command are watched: those that fetch, and those that decode, which must ask for nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +15,32 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
+from beam_jobs.common import process_pool
 from beam_jobs.sources import http_client, http_fetch
-from pipeline import cli
 
 _ASKING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _NETWORKS = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
 def main() -> None:
-    record = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    from pipeline import cli
+
+    names, path = sys.argv[1:3]
+    root = str(Path(__file__).parents[2])
+    here = f"sys.path.append({root!r})\nfrom tests.faults.web_child import watch\nwatch({names!r}, {path!r})\n"
+    process_pool._MAIN = here.replace("%", "%%") + process_pool._MAIN
+    watch(names, path)
+    cli.main(sys.argv[3:])
+
+
+def watch(names: str, path: str) -> None:
+    """Watches this process, and those that are forked from it."""
+    record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _watch(record)
     _time(record)
-    _answer(json.loads(sys.argv[1]))
-    cli.main(sys.argv[3:])
+    _answer(json.loads(names))
 
 
 def _note(record: int, *values: object) -> None:
