@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.beam_jobs import kill
-from tests.beam_jobs.web_server import body, serving
+from tests.beam_jobs.web_server import Page, serving
 from tests.faults.killing import WAYS
 from tests.faults.killing_workers import FATAL, KINDS
 from tests.faults.leaving import hangs, summary
@@ -119,9 +120,13 @@ def is_wrong(one: dict, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def urls(source) -> Iterator[Path]:
-    """A table of URLs of the images, which are served while it is used."""
+    """A table of URLs of the images, which are served while it is used, after a time in which a signal comes."""
     found = sorted(path for path in source.rglob("*.*"))
-    with serving({f"/{path.relative_to(source)}": body(path.read_bytes()) for path in found}) as server:
+
+    def page(path: Path) -> Page:
+        return lambda handler: time.sleep(0.03) or handler.answer(200, path.read_bytes())
+
+    with serving({f"/{path.relative_to(source)}": page(path) for path in found}) as server:
         rows = [f"{server.url(f'/{path.relative_to(source)}')},{path.parent.name}" for path in found]
         table = source.parent / "urls.csv"
         table.write_text("\n".join(["image,label", *rows]))
