@@ -26,7 +26,7 @@ NAMED = RecordLayout(image="image", label="label", key="id")
 
 def example(grey: int, **more) -> bytes:
     """A record as TFDS writes it, with a few features besides."""
-    image = grey_image(grey)
+    image = grey_image(grey % 256)
     values = {"image": image, "label": grey % 2, "id": f"{grey:03d}", "number": grey, "name": CLASSES[grey % 2]}
     values["both"] = [name for bit, name in enumerate(CLASSES) if grey >> bit & 1]
     features = {name: feature(value) for name, value in {**values, **more}.items()}
