@@ -149,7 +149,8 @@ class Asked:
 class Crowd:
     """A page that takes its time, and knows how many have waited for it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.02) -> None:
+        self.pause_s = pause_s
         self.data: dict[str, bytes] = {}
         self.most = self._now = 0
         self._lock = threading.Lock()
@@ -158,10 +159,15 @@ class Crowd:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(0.02)
+        time.sleep(self.pause_s)
         with self._lock:
             self._now -= 1
         handler.answer(200, self.data.get(handler.path, handler.path.encode()))
+
+    def most_anew(self) -> int:
+        """Returns how many have waited at once, and begins to count anew."""
+        most, self.most = self.most, 0
+        return most
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import itertools
 import json
 import operator
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from beam_jobs.options import About
 from beam_jobs.stages import resume
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.broken_decoder import broken_decoders
-from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
+from tests.beam_jobs.web_server import Crowd, Handler, Page, WebServer, body, serving, status
 from tests.make_images import encode
 from tests.settings.published import Ingests, Published
 from tests.settings.sources import CATS, DOGS, SERIALS, make_source, noise
@@ -333,33 +332,6 @@ ROWS = [
 ]
 
 
-class Pages:
-    """Pages of good images, and how many are asked for at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._now = self._most = 0
-
-    def page(self, data: bytes) -> Page:
-        """A page that takes long enough for others to be asked for meanwhile."""
-
-        def answer(handler: Handler) -> None:
-            with self._lock:
-                self._now += 1
-                self._most = max(self._most, self._now)
-            time.sleep(0.1)
-            with self._lock:
-                self._now -= 1
-            handler.answer(200, data)
-
-        return answer
-
-    def most_at_once(self) -> int:
-        """Returns the most requests at a time, and begins to count anew."""
-        most, self._most = self._most, 0
-        return most
-
-
 def flaky(data: bytes) -> Page:
     turns = itertools.count()
 
@@ -378,11 +350,11 @@ def slow(data: bytes) -> Page:
     return answer
 
 
-def write_urls(folder: Path, server: WebServer, pages: Pages) -> None:
+def write_urls(folder: Path, server: WebServer, crowd: Crowd) -> None:
     """Writes tables of the URLs of four images, and of them and one more."""
     good = [f"/{number}.png" for number in range(4)]
     for number, name in enumerate(good):
-        server.pages[name] = pages.page(encode(noise(400 + number), "PNG"))
+        server.pages[name], crowd.data[name] = crowd, encode(noise(400 + number), "PNG")
     server.pages |= {"/flaky.png": flaky(encode(noise(410), "PNG")), "/slow.png": slow(encode(noise(411), "PNG"))}
     server.pages["/kept.png"] = lambda page: page.answer(200, encode(noise(412), "PNG"), X_Robots_Tag="noai")
     tables = {"urls": [], "flaky": ["/flaky.png"], "slow": ["/slow.png"], "kept": ["/kept.png"]}
@@ -401,17 +373,17 @@ def write_bucket(folder: Path, bucket: str) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
     root = tmp_path_factory.mktemp("ingests")
-    source, pages = make_source(root / "source"), Pages()
+    source, crowd = make_source(root / "source"), Crowd(pause_s=0.1)
     with (
         broken_decoders(tmp_path_factory.mktemp("broken")),
         serving({}) as server,
         pytest.MonkeyPatch.context() as patch,
     ):
-        write_urls(source, server, pages)
+        write_urls(source, server, crowd)
         write_bucket(source, s3_server.new_bucket(patch, BUCKET.removeprefix("s3://")))
         patch.chdir(source)
         patch.setattr(resume, "WAITS_S", (0.0, 0.0))
-        yield Ingests(root / "out", pages.most_at_once)
+        yield Ingests(root / "out", crowd.most_anew)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
