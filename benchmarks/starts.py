@@ -23,7 +23,8 @@ from benchmarks.sources import write_photographs
 
 _ROUNDS = 5
 _DECODER = """
-import sys, time
+import gc, sys, time
+gc.disable()
 sys.modules.update(dict.fromkeys({left_out}))
 import beam_jobs.images.sandbox.worker
 print(time.process_time())

@@ -33,6 +33,7 @@ def run(serve: Callable[[socket.socket], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a garbage collection in a child would copy the pages that all of them share
+    gc.enable()  # the program that imports the modules has disabled it
     with socket.socket(fileno=int(sys.argv[1])) as control:
         _ForkServer(control, serve).run()
 

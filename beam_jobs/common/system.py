@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import itertools
 import os
 import shutil
@@ -374,6 +375,17 @@ class _Meter:
 
 
 local_progress = _Meter()
+
+
+@contextlib.contextmanager
+def slow_imports() -> Iterator[None]:
+    """Runs a block of imports without garbage collection, which takes a fifth of their time and finds nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # no later collection searches the objects of modules
+        gc.enable()
 
 
 @contextlib.contextmanager

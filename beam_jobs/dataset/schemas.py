@@ -183,7 +183,8 @@ def examined(
     columns["order_hash"] = pa.array(shards.hashes64(shards.ORDER, seed, refs["key"].to_pylist()))
     columns["content_hash"] = pa.array(shards.hashes64(shards.SPLIT, seed, columns["sha256"].to_pylist()))
     columns["thumbnail"] = pa.nulls(len(refs), pa.binary())
-    names = list(map(class_names, annotations))
+    no_names = class_names(None)  # once: two lists an image cost a collection of the whole heap
+    names = [class_names(one) if one else no_names for one in annotations]
     columns |= {name: [row[name] for row in names] for name in ("annotated_labels", "object_labels")}
     return pa.table([columns[name] for name in EXAMINED.names], schema=EXAMINED)
 

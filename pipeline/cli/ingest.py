@@ -15,6 +15,7 @@ import yaml
 
 from beam_jobs.common import yaml_text
 from beam_jobs.common.settings import OptionField, fields, from_mapping, not_a_section
+from beam_jobs.common.system import slow_imports
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
@@ -150,9 +151,10 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
         with contextlib.suppress(OSError):  # the ingest starts them again, and reports it
             sandbox.start()  # beside the import of Beam
-    from beam_jobs import ingest
-    from beam_jobs.dataset import manifest
-    from beam_jobs.stages.dry_run import ResourceEstimator
+    with slow_imports():
+        from beam_jobs import ingest
+        from beam_jobs.dataset import manifest
+        from beam_jobs.stages.dry_run import ResourceEstimator
 
     if isinstance(engine, ResourceEstimator):
         engine.check(options)

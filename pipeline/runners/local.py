@@ -86,9 +86,10 @@ def run(config: PipelineConfig, say: Say, watch: Watch = no_watch, verbose: bool
     check_free(config.root)  # before the slow imports
     before = unchanged.inputs(config)
     say("loading TensorFlow and TFX")
-    from tfx.orchestration.local.local_dag_runner import LocalDagRunner
+    with system.slow_imports():
+        from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
-    from pipeline.pipeline import create_pipeline
+        from pipeline.pipeline import create_pipeline
 
     check_training(config, data)
     pipeline = create_pipeline(config)

@@ -12,7 +12,7 @@ from beam_jobs.images import sandbox
 
 # Python imports a module of this name at its start; this one waits for the import of the decoder to break its parts.
 _SITE = """
-import os, signal, sys, time
+import gc, os, signal, sys, time
 
 class Breaker:
     def find_spec(self, name, path=None, target=None):
@@ -71,6 +71,7 @@ ACTS = {
     b"<eat>": eat,
     b"<meet>": meet,
     b"<bug>": bug,
+    b"<garbage>": lambda: gc.isenabled() or bug(),
     b"<exit>": lambda: os._exit(3),
     b"<exit 0>": lambda: os._exit(0),
 }

@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from beam_jobs.common.system import cores, free_bytes
+from tests.command import python
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,32 @@ def test_the_cores_are_those_this_process_may_use():
     finally:
         os.sched_setaffinity(0, allowed)
     assert cores() == len(allowed)
+
+
+def test_garbage_is_collected_after_slow_imports_but_not_while_they_run_and_not_at_the_end():
+    done = python("""
+import gc
+from beam_jobs.common.system import slow_imports
+from pipeline.runs import signals
+
+class Cycle:
+    def __init__(self, name):
+        self.name, self.itself = name, self
+
+    def __del__(self):
+        print(self.name)
+
+def litter(name):
+    Cycle(name)
+    return [[] for _ in range(100_000)]
+
+try:
+    with slow_imports():
+        litter("of an import")
+        raise ImportError
+except ImportError:
+    litter("of the work")
+    print("the end")
+    Cycle("of the end")
+""")
+    assert done.stdout.splitlines() == ["of the work", "the end"], done.stderr

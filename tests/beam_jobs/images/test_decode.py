@@ -152,6 +152,53 @@ def test_the_faster_decoder_gives_the_pixels_of_training_or_none(ratio):
     assert pixels_compared(damaged(), ratio).total() > 100
 
 
+def test_a_png_is_decoded_to_the_pixels_of_training_or_refused_as_there():
+    random = np.random.default_rng(2)
+    outcomes: Counter[bool] = Counter()
+    for number in range(600):
+        data = bytearray(pngs(number // 10)[number % 6])
+        if number % 10 < 6:
+            DAMAGES[number % 4](data, random, 33)  # behind the header
+        file = with_checksums(bytes(data)) if number % 3 else bytes(data)
+        expected = tensorflow_pixels(file)
+        try:
+            pixels = decode_checked(file, header=Header(format="png", height=24, width=32, mode="RGB"))
+        except BadImage:
+            assert expected is None, number
+        else:
+            assert np.array_equal(pixels, expected), number
+        outcomes[expected is not None] += 1
+    assert min(outcomes.values()) > 100
+
+
+def pngs(seed: int) -> tuple[bytes, ...]:
+    """Returns a crop as grey, transparent, interlaced, of 16 bits and as it is, and an image with a palette."""
+    pixels = crop(seed, 24, 32)
+    indices, colours = palette()
+    return (
+        *(encode(pixels, "PNG"), encode(pixels[..., 0], "PNG"), raw_png(indices, 2, 3, colours)),
+        *(encode(np.dstack([pixels, pixels[..., 0]]), "PNG"), raw_png(pixels, 8, 2, interlaced=True)),
+        raw_png(pixels.astype(np.uint16) * 257, 16, 2),
+    )
+
+
+def with_checksums(data: bytes) -> bytes:
+    """Returns a PNG with the right checksum of each chunk, as far as its lengths make sense."""
+    made, place = data[:8], 8
+    while place + 12 <= len(data):
+        size = int.from_bytes(data[place : place + 4], "big")
+        made += chunk(data[place + 4 : place + 8], data[place + 8 : place + 8 + size])
+        place += 12 + size
+    return made
+
+
+def tensorflow_pixels(data: bytes) -> np.ndarray | None:
+    try:
+        return decode_rgb(data).numpy()
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
 def test_the_header_tells_the_size_of_whatever_can_be_decoded():
     for (name, _, header), shape in zip(damaged(), shapes(), strict=True):
         assert shape in (None, (header.height, header.width, 3)), name

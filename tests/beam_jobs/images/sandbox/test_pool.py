@@ -61,6 +61,11 @@ def expected(files):
     return [images.examine(data, LIMITS) for data in files]
 
 
+def test_a_decoder_collects_the_garbage_that_its_imports_did_not():
+    files = [GOOD[0] + b"<garbage>"]
+    assert looked_at(files) == expected(files)
+
+
 @pytest.mark.parametrize(
     ("pixels", "facts"),
     [
