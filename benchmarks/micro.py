@@ -54,6 +54,11 @@ def _image_facts(encoded: list[bytes]) -> None:
     for ratio in (1, 4):
         _show(f"decode at 1/{ratio}, TensorFlow", encoded, partial(decode.decode_checked, ratio=ratio))
         _show(f"decode at 1/{ratio}, libjpeg-turbo", files, lambda file, by=ratio: decode.decode_sound_jpeg(*file, by))
+    with io.BytesIO() as stream:
+        Image.fromarray(pixels[0][:32, :32]).save(stream, "PNG")
+        small = [(stream.getvalue(), read_header(stream.getvalue()))] * _IMAGES
+    _show("decode of a PNG of 32x32, as training calls it", small, lambda file: decode.decode_checked(file[0]))
+    _show("decode of a PNG of 32x32, its header known", small, lambda file: decode.decode_checked(file[0], 1, file[1]))
     _show("moments, interleaved", pixels, cv2.meanStdDev)
     _show("moments, a plane at a time", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
     _show("pixels, .numpy()", tensors, lambda tensor: tensor.numpy())
