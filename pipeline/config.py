@@ -193,7 +193,7 @@ class PipelineConfig(Options):
     def _check_fits(self, data: DataShape) -> None:
         if len(data.splits) < 2:
             raise OptionError(
-                f"splits names only {data.splits[0]}; a model is evaluated on the second, as in train=0.9,eval=0.1"
+                f"ingest.splits has only {data.splits[0]}; evaluation needs a second split, as in train=0.9,eval=0.1"
             )
         if data.facts != "all":
             raise OptionError("facts is basic; statistics and normalisation need facts: all")

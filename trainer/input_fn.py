@@ -79,7 +79,7 @@ def make_dataset(
 
     Each iteration of a dataset of training is the next pass. With one epoch, the first pass is the epoch of `start`,
     the second is the next one, and so on, so `model.fit(batches, epochs=20)` reads 20 epochs. A pass that is not read
-    to its last batch, as with `take(1)`, is repeated. A start inside an epoch makes all passes as long as the first.
+    to its last batch, as with `take(1)`, is repeated. After a start in an epoch, all passes are as short as its rest.
 
     Examples:
       >>> from trainer import FOREVER, InputOptions, make_dataset
@@ -187,7 +187,7 @@ def batches(stream: tf.data.Dataset, plan: InputPlan) -> tf.data.Dataset:
 
 
 def epoch_records(path: str, split: str, options: InputOptions, training: bool) -> int:
-    """Returns the number of images in one pass over a split, over all hosts.
+    """Returns the number of images in one pass over a split, over all hosts: the unit of `Position.records`.
 
     Examples:
       >>> from beam_jobs import load

@@ -108,7 +108,7 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines the weights; a training only continues checkpoints with the same digest.
+        """Digest of everything that determines the weights; a training run continues only checkpoints with this digest.
 
         It includes the content of the code of a user model and of a file of weights.
         """

@@ -236,11 +236,11 @@ class InputOptions(Options):
       image_side_px: height and width of the images for the model, in pixels.
       batch_size: images per step, over all hosts and replicas.
       train_ops: ops of training; empty for `decode_random_crop(SIDE)|flip` with `image_side_px`.
-      eval_ops: ops of evaluation and serving, none of them random; empty for the geometry of `train_ops`.
+      eval_ops: ops of evaluation and serving, none of them random; empty to derive them from `train_ops`.
       device_ops: ops of training that run on the device, on batches, such as `flip|mixup(0.2)`; empty for none.
       seed: seed of the order and of all random numbers, together with the epoch and the key of the record.
-      shuffle: `window` reads runs of neighbours and shuffles them in a window of `shuffle_mb`; `global` shuffles the
-        complete split and reads records one by one; `none` keeps the order of the shards.
+      shuffle: `window` reads runs of consecutive records and shuffles them in a window of `shuffle_mb`; `global`
+        shuffles the complete split and reads records one by one; `none` keeps the order of the shards.
       shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.
       lanes: number of lanes, a multiple of the number of hosts. Lanes are the partitions of a pass that hosts share:
         record p of a pass belongs to lane p mod `lanes`. With the same number, the order is the same for any number of
@@ -260,8 +260,8 @@ class InputOptions(Options):
       ordered: keep the order; without it, images are delivered as they are ready, which hides slow reads but is not
         reproducible.
       autotune: let tf.data choose threads and buffers of each stage, with up to `shuffle_mb` of additional memory.
-      readers: shards in an object store, or files of a stream, that are read in parallel; it limits open files and read
-        buffers. Shards on a local disk are read sequentially.
+      readers: number of runs of records in an object store, or files of a stream, that are read in parallel. It limits
+        open files and read buffers. Shards on a local disk are read sequentially.
       threads: threads for parsing and image ops; 0 for one per core.
       parse_batch: records per parse op. Parsing 64 at a time takes half of the time of parsing one by one
         (`benchmarks.micro`).

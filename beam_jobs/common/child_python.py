@@ -40,7 +40,7 @@ def environment(working_directory: bool = True) -> dict[str, str]:
 
 
 def import_path(working_directory: bool = True) -> list[str]:
-    """Returns `PYTHONPATH` and `sys.path` without duplicates, and without the working directory unless it is named.
+    """Returns `PYTHONPATH` and `sys.path`, without duplicates and without a working directory that `PYTHONPATH` lacks.
 
     Args:
       working_directory: whether `PYTHONPATH` may name the working directory.

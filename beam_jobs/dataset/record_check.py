@@ -37,10 +37,10 @@ class RecordCheck:
 
 
 def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[RecordCheck]:
-    """Checks types, labels, image and masks of records. No payload makes it raise.
+    """Checks types, labels, image and masks of records. Never raises because of a payload.
 
     Args:
-      payloads: payloads of records with right checksums.
+      payloads: payloads of records with correct checksums.
       dataset: manifest of their dataset.
       sizes: decodes the images and masks of all records in one call.
     """

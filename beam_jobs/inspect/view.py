@@ -262,7 +262,7 @@ def _ranges_and_formats(feature: FeatureSummary) -> Iterator[str]:
 
 
 def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    # Damaged files have precedence, in the order of all files.
+    # Damaged files are shown first when rows are limited; the order is kept.
     damaged = [index for index, file in enumerate(files) if file["error"]][:_SHOWN_FILES]
     others = [index for index, file in enumerate(files) if not file["error"]][: _SHOWN_FILES - len(damaged)]
     rows: list[tuple[str, ...]] = []

@@ -232,7 +232,7 @@ def _check_options(existing: ExistingImages, options: IngestOptions, label_kind:
         unknown = set(pc.unique(old["split"]).to_pylist()) - {*options.splits, ""}
         if unknown:
             raise OptionError(
-                f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
+                f"the dataset has a split {min(unknown)!r}, which --splits ({', '.join(options.splits)}) lacks; "
                 "add images with the --splits it was made with"
             )
         indices = _label_indices(old["label"].combine_chunks().dictionary_encode(), label_kind, existing.labels)

@@ -184,12 +184,12 @@ def run_job(
     Args:
       stage: name of the work, such as `examining`.
       total: total work of the job.
-      transform: root transform of the pipeline; its optional method `tally` returns a function that returns the
-        finished work from files of the workers, and its optional `unit_count` is the number of its units.
+      transform: root transform of the pipeline; its optional method `tally` makes a function that reads the
+        finished work from files of the workers; its optional `unit_count` is its number of units of work.
       make_pipeline: creates the pipeline.
       watch: shows the progress.
-      file: file with the address of the job; None for a job that ends with its command, after which another run begins
-        again.
+      file: stores the name of a job on a service, so that a later run can follow it; None for a job that ends with
+        this process.
 
     Raises:
       FeedlineError: the runner failed; the error of the runner is the cause.
@@ -273,7 +273,7 @@ class _Job:
             state = _wait_until_finish(result)
         except BaseException as error:
             if file and _was_interrupted(error) and (file.beside or _is_left(file, result.text)):
-                self.remark = f"{result.text} continues, and the same command follows it"
+                self.remark = f"{result.text} continues; run the same command to follow it"
                 raise
             if file and file.beside:
                 raise

@@ -172,7 +172,7 @@ def _check_shards(out: str, dataset: Manifest) -> None:
 def new_entries(
     entries: Iterable[ImageRef | Reject], existing: ExistingDataset, retry: bool
 ) -> Iterator[ImageRef | Reject]:
-    """Yields the entries whose key is not in the dataset; with `retry`, the entries whose key is only in its rejects.
+    """Yields the entries whose key no image and no reject has; with `retry`, those whose key only rejects have.
 
     Keys are compared without signatures of URLs, because older datasets contain keys with signatures.
     """

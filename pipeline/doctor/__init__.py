@@ -112,7 +112,7 @@ def basics(*extras: str) -> Iterator[Check]:
 
 
 def packages(extra: str) -> Iterator[Check]:
-    """Yields one check if all packages of an extra have an allowed version, else a failure for each other package.
+    """Yields one check if all packages of an extra have an allowed version, else a failed one per package without it.
 
     Args:
       extra: extra of the distribution; empty for the packages without an extra.

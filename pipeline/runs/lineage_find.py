@@ -21,18 +21,18 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, SourceError
 
 Locate = Callable[[str], str]
-Facts = Iterator[tuple[str, str]]
+Properties = Iterator[tuple[str, str]]
 
 DESTINATION = "pushed_destination"
 SERVING_DIR = "Format-Serving"  # subdirectory of a `Model` artifact of TFX
 # Copies of names in components, whose import would load TFX.
 _SCHEMA_NAME, _VERDICT_NAME = "schema.pbtxt", "verdict.json"
 _HOMES = ("home", "Users", "root")  # directories that hold home directories, or are one
-_FILES = "files"  # name of the fact that files are removed or unreadable
+_FILES = "files"  # name of the property that files are removed or unreadable
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Artifact:
     """The current path of an artifact, its properties, and the parameters of the execution that made it."""
 
     path: str
@@ -60,7 +60,7 @@ def identifying_properties(artifact: pb.Artifact, producer: pb.Execution | None,
     """
     all_properties = [*artifact.properties.items(), *artifact.custom_properties.items()]
     properties = {name: _property_value(value) for name, value in all_properties}
-    record = _Record(locate(artifact.uri), properties, decode_parameters(producer) if producer else {})
+    record = _Artifact(locate(artifact.uri), properties, decode_parameters(producer) if producer else {})
     reader, property_names = _READERS.get(artifact.type, (None, ()))
     identifying = {name: str(properties[name]) for name in property_names if properties.get(name) not in (None, "")}
     try:
@@ -124,23 +124,23 @@ def tree_files(directory: str) -> dict[str, int]:
     return {os.path.relpath(path, directory): os.path.getsize(path) for path in paths}
 
 
-def _examples(record: _Record) -> Facts:
+def _examples(record: _Artifact) -> Properties:
     if source := source_name(record.parameters):
         yield "source", source
     dataset = manifest.load(record.path)
-    if record.properties.get("dataset_digest", dataset.digest) != dataset.digest:  # an adopted dataset was replaced
+    if record.properties.get("dataset_digest", dataset.digest) != dataset.digest:  # given by --dataset, and replaced
         return
     yield "splits", " ".join(f"{name}={split.records:,}" for name, split in dataset.splits.items())
 
 
-def _schema(record: _Record) -> Facts:
+def _schema(record: _Artifact) -> Properties:
     text = record.parameters.get("schema_text")
     yield "origin", "reviewed" if text else "inferred"
     data = text.encode() if isinstance(text, str) else storage.read_bytes(os.path.join(record.path, _SCHEMA_NAME))
     yield "sha256", hashlib.sha256(data).hexdigest()
 
 
-def _verdict(record: _Record) -> Facts:
+def _verdict(record: _Artifact) -> Properties:
     verdict = storage.read_json(os.path.join(record.path, _VERDICT_NAME))
     checks = [finding["check"] for finding in verdict.get("findings", [])]
     remarks = f" with {plural(count, 'remark')}" if (count := len(verdict.get("remarks", []))) else ""
@@ -148,26 +148,26 @@ def _verdict(record: _Record) -> Facts:
     yield "anomalies", " ".join(f"{split}={count}" for split, count in verdict.get("anomalies", {}).items())
 
 
-def _blessing(record: _Record) -> Facts:
+def _blessing(record: _Artifact) -> Properties:
     yield "blessed", "yes" if record.properties.get("blessed") else "no"
 
 
-def _model(record: _Record) -> Facts:
+def _model(record: _Artifact) -> Properties:
     yield "sha256", tree_digest(os.path.join(record.path, SERVING_DIR))
 
 
-def _pushed(record: _Record) -> Facts:
+def _pushed(record: _Artifact) -> Properties:
     yield "pushed", "yes" if record.properties.get("pushed") else "no"
     if record.properties.get("pushed"):
         yield "sha256", tree_digest(record.path)
 
 
-def _tree(record: _Record) -> Facts:
+def _tree(record: _Artifact) -> Properties:
     yield "sha256", tree_digest(record.path)
 
 
 # Type -> the reader of its files, and the names of the properties to add.
-_READERS: Mapping[str, tuple[Callable[[_Record], Facts], tuple[str, ...]]] = {
+_READERS: Mapping[str, tuple[Callable[[_Artifact], Properties], tuple[str, ...]]] = {
     "Examples": (_examples, ("dataset_digest", "span", "version", "input_fingerprint")),
     "Schema": (_schema, ()),
     "DatasetVerdict": (_verdict, ("dataset_digest",)),

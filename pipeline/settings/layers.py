@@ -191,7 +191,7 @@ def _remove_origins(settings: Settings, key: str) -> None:
 
 
 def _check_shares(splits: Any) -> None:
-    """Checks that shares below 1 add up to 1 after a single one was set.
+    """Checks that fractional shares add up to 1 after only one of them was set.
 
     Shares are normalised, so that an additional one would change all others.
     """

@@ -298,7 +298,7 @@ def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_ot
     with (
         chosen.open() as make_pipeline,
         interrupted_at_the_first_request(service),
-        pytest.raises(KeyboardInterrupt, match="console.cloud.google.com.* continues, and the same command follows"),
+        pytest.raises(KeyboardInterrupt, match="console.cloud.google.com.* continues; run the same command to follow"),
     ):
         run(options(source, out), make_pipeline, leave=leave)
     [job] = service.jobs

@@ -214,7 +214,7 @@ def test_an_interrupted_command_without_a_terminal_leaves_its_job_and_the_same_c
     assert "Traceback" not in said
     (job,) = standalone.jobs().keys() - before.keys()
     assert standalone.jobs()[job] in ("RUNNING", "FINISHED")
-    [name] = re.findall(r"the job (\S+) on the Flink cluster at \S+ continues, and the same command follows it", said)
+    [name] = re.findall(r"the job (\S+) on the Flink cluster at \S+ continues; run the same command to follow", said)
     again = subprocess.run(command, check=False, timeout=300, **streams)
     assert again.returncode == 0, again.stderr
     assert f"following the job {name} on the Flink cluster" in again.stderr

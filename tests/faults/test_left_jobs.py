@@ -96,7 +96,7 @@ def is_wrong(one: dict, name: str, clean: dict[str, bytes]) -> bool:
     """Returns whether a command ended otherwise than it should, its job did, or what the same command made of it."""
     number = signal.Signals[name]
     killed = number == signal.SIGKILL
-    left = "continues, and the same command follows it" in one["said"]
+    left = "continues; run the same command to follow it" in one["said"]
     good = (
         one["code"] == (-number if killed else 128 + number)
         and left is not killed

@@ -44,7 +44,7 @@ def test_minimal_settings_take_every_default():
         ),
         ({**MINIMAL, "train": {"epochs": "many"}}, "^train.epochs is the text 'many'; .* number of at least 1$"),
         ({**MINIMAL, "schema": "/nowhere/s"}, "schema is '/nowhere/s', which is not a file, and cannot"),
-        ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
+        ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "ingest.splits has only all; evaluation"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "^ingest.splits names 1; .* write '1'"),
         ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),

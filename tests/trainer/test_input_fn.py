@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused_before_any_batch(dataset, tmp_path):
         ("decode", r"^eval_ops 'decode' .*: images differ in size, so add resize\(8\)$"),
     ],
 )
-def test_evaluation_refuses_random_ops_and_a_bare_decode_where_images_differ(dataset, ops, message):
+def test_evaluation_refuses_random_ops_and_a_bare_decode_of_images_of_several_sizes(dataset, ops, message):
     with pytest.raises(OptionError, match=message):
         make_dataset(str(dataset), "eval", options(eval_ops=ops), training=False)
 

@@ -76,7 +76,7 @@ def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, s
     if options.cache != "auto":
         return CacheChoice(kind=options.cache, reason=f"cache is {options.cache}", ops=count, size=size, bytes=total)
     if size is None and not storage.is_remote(index.files[0]):
-        return CacheChoice(kind="none", reason="no first op makes images of one size, and local files need none")
+        return CacheChoice(kind="none", reason="images differ in size before random ops; local files need no cache")
     limit = options.cache_mb * 1e6 or free_bytes() * _SHARE_OF_FREE
     needed = f"{total / 1e6:,.0f} MB, twice that while it is filled, of {limit / 1e6:,.0f} MB for it"
     if total * FILL_FACTOR > limit:

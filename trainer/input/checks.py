@@ -29,8 +29,8 @@ from trainer.ops import (
     Resize,
     ResizeShort,
     apply_ops,
+    first_batch_op,
     parse_ops,
-    split_position,
 )
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
@@ -55,7 +55,7 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     parsed[IMAGE_SEED] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-        split_position(ops)  # refuses mixing of images of different sizes
+        first_batch_op(ops)  # refuses mixing of images of different sizes
         if any(isinstance(op, Normalize) for op in ops):
             spec = options.train_spec if training else options.eval_spec
             raise OptionError(f"ops {spec!r} contain normalize; leave it out: every model normalises its images itself")

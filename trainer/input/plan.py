@@ -25,7 +25,7 @@ from trainer.input.order import Order, make_order
 from trainer.input.parse import DecodeRaw, adapt_ops_to_records, base_spec, columns_spec
 from trainer.input.position import Host
 from trainer.input.windowed_reader import Index, is_fetched
-from trainer.ops import OPS, MixingOp, Op, bind_statistics, outputs, parse_ops, split_position
+from trainer.ops import OPS, MixingOp, Op, bind_statistics, first_batch_op, outputs, parse_ops
 from trainer.options import InputOptions
 
 
@@ -172,11 +172,11 @@ def make_plan(
     index = index.exclude(excluded) if excluded else index
     total = len(index)
     order = make_order(index, dataset.labels, options, training)
-    # An image with several crops is not yet split while ops run on it, so no op runs on batches.
-    batch_start = len(ops) if outputs(ops) > 1 else split_position(ops, bool(options.targets))
-    host_index = index if training else index.take_part(host)
+    # Several crops of an image are separated only after the last op, so no op runs on batches.
+    batch_start = len(ops) if outputs(ops) > 1 else first_batch_op(ops, bool(options.targets))
+    host_records = index if training else index.take_part(host)
     local_options = options if training else dataclasses.replace(options, service="")
-    cache = choose_cache(local_options, ops[:batch_start], host_index, single_pass=training and epochs == 1)
+    cache = choose_cache(local_options, ops[:batch_start], host_records, single_pass=training and epochs == 1)
     if cache.kind == "disk":
         identity = json.dumps([dataset.digest, split, sorted(excluded)])
         index = write_on_disk(index, ops[: cache.ops], identity, options.cache_dir, options.thread_count)
@@ -358,9 +358,9 @@ def _describe_order(plan: InputPlan) -> str:
     if order.kind == "none":
         return "as in the shards"
     epoch_distance, neighbour_distance = measure_shuffle(order)
-    moves = f"a record moves by {epoch_distance:.0%} of the epoch from one to the next (33% is a perfect shuffle)"
-    ends = f"{neighbour_distance * order.records:,.0f} records apart ({order.records / 3:,.0f})"
-    moves = f"{moves}, two neighbours of a shard end up {ends}"
+    moves = f"a record moves by {epoch_distance:.0%} of an epoch between epochs (perfect shuffle: 33%)"
+    ends = f"{neighbour_distance * order.records:,.0f} records apart (perfect: {order.records / 3:,.0f})"
+    moves = f"{moves}, neighbours in a shard end up {ends}"
     if order.kind == "global":
         return f"all records mixed, read one by one; {moves}"
     runs = order.window_positions // order.run

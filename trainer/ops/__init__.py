@@ -13,10 +13,10 @@ from trainer.ops.chain import (
     apply_batch_ops,
     apply_ops,
     draw_numbers,
+    first_batch_op,
     mix_batch_labels,
     outputs,
     parse_ops,
-    split_position,
 )
 from trainer.ops.colour import ColorJitter, Cutout, Normalize, bind_statistics
 from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate
@@ -57,9 +57,9 @@ __all__ = [
     "apply_ops",
     "bind_statistics",
     "draw_numbers",
+    "first_batch_op",
     "mix_batch_labels",
     "mix_weighted",
     "outputs",
     "parse_ops",
-    "split_position",
 ]

@@ -145,7 +145,7 @@ def run_batch(
     return images
 
 
-def split_position(ops: Sequence[Op], moves_targets: bool = False) -> int:
+def first_batch_op(ops: Sequence[Op], moves_targets: bool = False) -> int:
     """Returns the index of the first op that runs on batches, or the length of the chain.
 
     From that op on, all images have one known size, and every op is faster on a batch than image by image, which is
@@ -311,10 +311,10 @@ def apply_batch_ops(
 ) -> tf.Tensor:
     """Runs a chain, or the end of one, on a batch.
 
-    The pixels are equal to those of `apply_ops`, or within 1 for ops that `split_position` does not run on batches.
+    The pixels are equal to those of `apply_ops`, or within 1 for ops that `first_batch_op` does not run on batches.
 
     Args:
-      ops: ops from `split_position` on.
+      ops: ops from `first_batch_op` on.
       images: uint8[batch, height, width, 3].
       image_seed: int32[batch, 2].
       first: index of the first op in the complete chain.

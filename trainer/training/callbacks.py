@@ -135,7 +135,7 @@ class Clock(keras.callbacks.Callback):
         self._validation_mark = self._validation_seconds = 0.0
 
     def done(self) -> system.Progress:
-        """Returns the images of the finished steps of this process, and epoch, step and loss as a note."""
+        """Returns the number of images of the finished steps of this process, and epoch, step and loss as a note."""
         step = self._progress.step
         of_epoch = f"step {step - self._epoch * self._epoch_steps}/{self._epoch_steps}"
         note = f"epoch {self._epoch + 1}/{self._epochs}, {self._activity or of_epoch}"

@@ -239,7 +239,7 @@ def check_gpus(wanted: int) -> None:
 
 
 def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
-    """Returns one line with the number of replicas and the batch sizes of all, a host and a replica.
+    """Returns one line with the number of replicas and the batch size of all hosts, of one, and of a replica.
 
     Raises:
       OptionError: see `check_batch`.

@@ -203,11 +203,11 @@ class _Request:
                     return _crash(f"{died}, {crashes + interruptions} times")
 
     def _ask(self, images: Sequence[Any], results: list[Any]) -> None:
-        """Asks a decoder about images and appends its answers to `results`, also when it dies at a later image."""
+        """Sends images to a decoder and appends its results to `results`, also those before it dies."""
         with self.pool.child(self.processes) as child:
             if "reader" in self.header:
                 child.ask({**self.header, "places": images}, ())
-                child.answer(self.seconds, may_wait=True)  # it has read them
+                child.answer(self.seconds, may_wait=True)  # sent when the files are read: a slow disk is no timeout
             else:
                 child.ask(self.header, images)
             while len(results) < len(images):

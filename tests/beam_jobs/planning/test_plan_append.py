@@ -163,7 +163,7 @@ def test_labels_of_another_dataset_and_images_that_are_there_are_refused(images,
 
 
 def test_splits_of_another_dataset_are_refused():
-    with pytest.raises(OptionError, match="^the dataset has a split 'eval', splits names train, test; add images with"):
+    with pytest.raises(OptionError, match=r"^the dataset has a split 'eval', which --splits \(train, test\) lacks"):
         append(first(), make_options(splits={"train": 1, "test": 1}), *many(10, start=100))
 
 

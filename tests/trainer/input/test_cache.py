@@ -124,7 +124,10 @@ def test_nothing_is_kept_where_it_would_not_help(noise, values, once, reason):
 
 def test_auto_leaves_local_files_to_the_system_when_no_op_makes_images_of_one_size(noise):
     choice = chosen(noise, "decode_random_crop(8)|flip", cache="auto")
-    assert (choice.kind, choice.reason) == ("none", "no first op makes images of one size, and local files need none")
+    assert (choice.kind, choice.reason) == (
+        "none",
+        "images differ in size before random ops; local files need no cache",
+    )
     remote = dataclasses.replace(index_of(noise), files=("gs://bucket/shard",))
     choice = choose_cache(options(cache="auto"), parse_ops("decode_random_crop(8)"), remote, single_pass=False)
     assert (choice.kind, choice.ops, choice.size) == ("memory", 0, None)

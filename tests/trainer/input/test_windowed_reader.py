@@ -150,7 +150,7 @@ def test_a_record_that_comes_twice_is_read_once_and_delivered_twice(index):
     assert records[places].tolist() == expected
 
 
-def test_no_more_is_held_than_the_budget_says(index):
+def test_memory_stays_within_the_budget(index):
     windows = read_windows(plan_windows(order_of(window=125), 0, RECORDS, Host()), index, InputOptions(shuffle_mb=0.2))
     sizes = [len(records) for records, _, _ in windows.as_numpy_iterator()]
     assert sum(sizes) == RECORDS

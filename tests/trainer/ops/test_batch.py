@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
-from trainer.ops import IMAGE, apply_batch_ops, apply_ops, mix_batch_labels, parse_ops, split_position, tf_ops
+from trainer.ops import IMAGE, apply_batch_ops, apply_ops, first_batch_op, mix_batch_labels, parse_ops, tf_ops
 from trainer.ops.mixing import beta, take_partner
 
 COUNT = 24
@@ -52,16 +52,16 @@ def test_a_batch_gives_the_pixels_of_its_images(spec):
     ],
 )
 def test_only_the_end_of_a_chain_that_is_faster_on_batches_runs_on_them(spec, position):
-    assert split_position(parse_ops(spec)) == position
+    assert first_batch_op(parse_ops(spec)) == position
 
 
 def test_boxes_and_masks_keep_a_chain_off_batches_but_for_what_leaves_them_alone():
-    assert split_position(parse_ops("decode|resize(32)|flip|normalize"), moves_targets=True) == 3
+    assert first_batch_op(parse_ops("decode|resize(32)|flip|normalize"), moves_targets=True) == 3
 
 
 def test_images_of_many_sizes_cannot_be_mixed():
     with pytest.raises(OptionError, match="must have one size; put"):
-        split_position(parse_ops("decode|resize_short(32)|cutmix(1.0)|normalize"))
+        first_batch_op(parse_ops("decode|resize_short(32)|cutmix(1.0)|normalize"))
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,7 @@ def test_the_signature_of_evaluation_answers_what_evaluation_does(table, evaluat
         np.testing.assert_allclose(answer, evaluated[key], atol=1e-6, err_msg=key)
 
 
-def test_the_serving_signature_answers_of_a_jpeg_or_png_file_what_evaluation_answers_of_its_record(
-    table, evaluated, files
-):
+def test_serving_a_jpeg_or_png_file_equals_evaluating_its_record(table, evaluated, files):
     _, _, model = table
     serve = tf.saved_model.load(str(model)).signatures["serving_default"]
     keys = [key for key in files if not key.removeprefix("all/").startswith(OTHER_FORMATS)]
