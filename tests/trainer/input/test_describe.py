@@ -33,7 +33,7 @@ def test_records_are_counted_with_their_size_and_their_files(noise, tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, r"windows of 64 records from 64 runs of 1; a record moves by \d\d% of the epoch"),
+        ({}, r"windows of 64 records from 64 runs of 1; a record moves by \d\d% of an epoch"),
         ({"shuffle_mb": 0.25, "lanes": 1}, r"windows of \d\d records from \d+ runs of \d+; a record moves"),
         ({"shuffle": "global"}, r"all records mixed, read one by one; a record moves by \d\d%"),
         ({"shuffle": "none"}, "as in the shards$"),
