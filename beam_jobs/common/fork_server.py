@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import select
 import signal
@@ -32,8 +31,6 @@ def run(serve: Callable[[socket.socket], None]) -> None:
     # Ctrl-C reaches every process of a terminal; the parent process decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # a garbage collection in a child would copy the pages that all of them share
-    gc.enable()  # the program that imports the modules has disabled it
     with socket.socket(fileno=int(sys.argv[1])) as control:
         _ForkServer(control, serve).run()
 

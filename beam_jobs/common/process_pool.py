@@ -34,11 +34,10 @@ NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
 # Freed pixels stay with the process. Without it, images of some megapixels cost a page fault for every 4 KiB of them.
 _REUSE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}  # bytes, of glibc
 _MAIN = f"""
-import gc
-gc.disable()
 sys.modules.update(dict.fromkeys({NOT_IMPORTED}))
 from beam_jobs.common.process_pool import ends_with_peer
-with ends_with_peer(int(sys.argv[1])):
+from beam_jobs.common.system import slow_imports
+with ends_with_peer(int(sys.argv[1])), slow_imports():
     from %s import main
 main()
 """

@@ -384,7 +384,7 @@ def slow_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # no later collection searches the objects of modules
+        gc.freeze()  # no later collection searches the objects of modules, or copies their pages in a forked process
         gc.enable()
 
 

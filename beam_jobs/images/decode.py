@@ -46,9 +46,9 @@ def decode_checked(encoded: bytes, ratio: int = 1, header: Header | None = None)
     Raises:
       BadImage: the file cannot be decoded.
     """
-    import tensorflow as tf
+    if header and header.format == "png":  # the kernel of `decode_rgb`, called in half of the time
+        import tensorflow as tf
 
-    if header and header.format == "png":  # the kernel of `decode_rgb`, called in two thirds of the time
         return _decode_array(lambda: tf.io.decode_png(tf.constant(encoded), channels=3))
     pixels = decode_sound_jpeg(encoded, header, ratio) if header else None
     return _decode_array(lambda: decode_rgb(encoded, ratio)) if pixels is None else pixels

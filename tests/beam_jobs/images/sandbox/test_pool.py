@@ -62,8 +62,7 @@ def expected(files):
 
 
 def test_a_decoder_collects_the_garbage_that_its_imports_did_not():
-    files = [GOOD[0] + b"<garbage>"]
-    assert looked_at(files) == expected(files)
+    assert looked_at(files := [GOOD[0] + b"<garbage>"]) == expected(files)
 
 
 @pytest.mark.parametrize(
