@@ -1,36 +1,36 @@
-"""Raw images to sharded TFRecords.
+"""Converts raw images to sharded TFRecords.
 
-`run` turns a source of images into a published dataset: each image is examined once, with the decoder of the training,
-and is written, rejected with a reason, or counted as a copy. `dataset.json` is written last; `load` reads it, and
-`verify_dataset` reads and checks all files.
+`run` turns a source of images into a published dataset. It examines each image once, with the decoder that training
+uses, and writes it, rejects it with a reason, or drops it as a duplicate. `dataset.json` is written last; `load` reads
+it, and `verify_dataset` reads and checks all files.
 
 Ingest:
-  run: a source of images -> a published dataset and its `Manifest`
+  run: reads a source of images, publishes a dataset and returns its `Manifest`
   IngestOptions: source, output and options of an ingest
   TableColumns: roles of the columns of a table
-  PixelOptions: keep the files, resize them, or store pixels
+  PixelOptions: whether to store the files, resized images, or pixels
   ImageLimits: limits of an image in bytes, pixels and seconds
-  HttpOptions: how images are fetched from web servers
+  HttpOptions: options for fetching images from web servers
   About: title, authors, licence and intended use of a dataset
 
 A dataset:
-  load: the manifest of a published dataset
+  load: reads the manifest of a published dataset
   Manifest: labels, splits, shards, counts, statistics and digest
-  SplitInfo, Shard, ImageCounts, Remarks, ChannelStatistics: its parts
-  verify_dataset: every checksum, every count and a decode of every record
+  SplitInfo, Shard, ImageCounts, Remarks, ChannelStatistics: parts of a manifest
+  verify_dataset: checks every checksum and every count, and decodes every record
   Verification: counts and problems of a verification
-  find_record: one image by its key, with its row of the image table
-  summarise_file: features of any TFRecord file
-  FileSummary, FeatureSummary: its parts
+  find_record: finds an image by its key, and returns its row of the image table and its record
+  summarise_file: summarises the features of any TFRecord file
+  FileSummary, FeatureSummary: result of `summarise_file`, and its parts
 
 Errors, all in `beam_jobs.errors`:
   FeedlineError: base class; the message is one line with a remedy
-  UsageError: the request is wrong, nothing was changed: OptionError, SourceError
-  DataError: the data failed a check, nothing was published: TooManyRejects, EmptySplit, SplitConflict,
-    CorruptDataset
+  UsageError: the request is invalid, and nothing was changed; subclasses are OptionError and SourceError
+  DataError: the data failed a check, and nothing was published; subclasses are TooManyRejects, EmptySplit,
+    SplitConflict and CorruptDataset
 
 Rejects:
-  RejectReason: why an image is not in the dataset
+  RejectReason: reason why an image is not in the dataset
 
 Examples:
   >>> from beam_jobs import IngestOptions, run, verify_dataset
@@ -42,7 +42,7 @@ Examples:
 
 Names are loaded on first use: importing the package does not import Beam, TensorFlow or Arrow. Main modules:
 `dataset.record` (features of a record), `dataset.tfrecord` (file format), `dataset.shards` (splits and shards),
-`dataset.manifest` (`dataset.json`), `ingest` (the complete job).
+`dataset.manifest` (`dataset.json`), `ingest` (the complete ingest).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _MODULES = {
     "options": ("About", "HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }
-# Public name -> module and name, for a function with the name of its module.
+# Public name -> module and the name in that module, for functions that have another name there.
 _ALIASES = {"verify_dataset": ("dataset.verify", "verify")}
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept any name

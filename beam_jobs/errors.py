@@ -1,24 +1,24 @@
-"""The tree of errors.
+"""The class hierarchy of errors, with exit codes.
 
     FeedlineError                exit 1
-    ├── UsageError               exit 2   the request is wrong; nothing was changed
+    ├── UsageError               exit 2   the request is invalid; nothing was changed
     │   ├── OptionError                   an option or configuration key
     │   └── SourceError                   the source of the images
     ├── DiskError                exit 1   a local disk is full, read-only or missing
-    ├── Unreadable               exit 1   images may exist, and cannot be read now
+    ├── Unreadable               exit 1   images may exist, but cannot be read at present
     └── DataError                exit 3   the data failed a check; nothing was published
         ├── TooManyRejects                more bad images than allowed
-        ├── EmptySplit                    a split that would hold no image
-        ├── SplitConflict                 images that belong together would be in several splits
+        ├── EmptySplit                    a split would contain no image
+        ├── SplitConflict                 images of one unit would be in several splits
         ├── SourceChanged                 an image changed during the ingest
         ├── DatasetChanged                another dataset was published during a run
         ├── CorruptDataset                a published file differs from its manifest
         ├── GateFailed                    a limit of the dataset gate was exceeded
         └── TrainingDiverged              the loss of a training became NaN or infinite
 
-`BadImage` is not in the tree: it concerns one image, is always caught, and becomes a `Reject`.
+`BadImage` is not in this hierarchy: it concerns one image, is always caught, and becomes a `Reject`.
 
-`check_choice` and the other checks raise errors of one line with name, value and allowed values.
+`check_choice` and the other checks raise errors whose message is one line: name, value and allowed values.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Fault(NamedTuple):
 
 
 class FeedlineError(Exception):
-    """Base class of every error for users; the message is the complete explanation.
+    """Base class of all errors that are shown to users; the message explains the error completely.
 
-    The message is one line, and one further line for each of `problems`.
+    The message is one line, followed by one line for each of `problems`.
 
     Attributes:
-      exit_code: exit code of the command line.
-      problems: further lines, such as the problems of a verification.
+      exit_code: exit code of the command.
+      problems: lines that follow the first one, such as the problems of a verification.
 
     Examples:
       >>> from beam_jobs import FeedlineError, load
@@ -61,7 +61,7 @@ class FeedlineError(Exception):
     problems: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Returns the message, with a line feed in a name as an escape."""
+        """Returns the message; control characters in names, such as line feeds, are escaped."""
         return strings.lines([super().__str__(), *self.problems])
 
 
@@ -87,7 +87,7 @@ class OptionError(UsageError):
       beam_jobs.errors.OptionError: min_side_px is 0; it must be a whole number of at least 1
 
     Attributes:
-      keys: names of the options in question, dotted for settings of a file; empty if unknown.
+      keys: names of the invalid options, dotted for settings of a file; empty if unknown.
     """
 
     def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
@@ -100,7 +100,7 @@ class OptionError(UsageError):
 
 
 class SourceError(UsageError):
-    """The source of images does not exist, cannot be read or has the wrong shape.
+    """The source of images does not exist, cannot be read or does not have the expected structure.
 
     Examples:
       >>> from beam_jobs import IngestOptions, run
@@ -154,7 +154,7 @@ class TooManyRejects(DataError):
 
 
 class EmptySplit(DataError):
-    """A requested split would hold no image.
+    """A requested split would contain no image.
 
     Examples:
       >>> from beam_jobs import EmptySplit, IngestOptions, run
@@ -167,11 +167,11 @@ class EmptySplit(DataError):
 
 
 class Float32Loss(DataError):
-    """The float32 of a record would change numbers of a user column, and `float32_loss` is `refuse`."""
+    """Storing a user column as float32 would change its numbers, and `float32_loss` is `refuse`."""
 
 
 class SplitConflict(DataError):
-    """Images that belong together would be in several splits, and `split_conflicts` is `refuse`.
+    """Images of one unit would be in several splits, and `split_conflicts` is `refuse`.
 
     Examples:
       >>> import shutil
@@ -193,7 +193,7 @@ class SourceChanged(DataError):
     """An image changed after it was examined.
 
     Attributes:
-      key: key of the image; empty for an error without one.
+      key: key of the image; empty if the error does not give it.
     """
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -206,7 +206,7 @@ class DatasetChanged(DataError):
 
 
 class CorruptDataset(DataError):
-    """A file of a published dataset disagrees with its manifest.
+    """A file of a published dataset differs from its manifest, or the manifest is invalid.
 
     Examples:
       >>> from pathlib import Path
@@ -257,7 +257,7 @@ class BadImage(Exception):
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and its causes, the innermost last; each once, because causes can form a cycle."""
+    """Yields an error and its causes, the innermost last; each error once, because causes can form a cycle."""
     visited: set[int] = set()
     while error is not None and id(error) not in visited:
         visited.add(id(error))
@@ -266,12 +266,12 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def os_errors_as(kind: type[FeedlineError], problem: str) -> Iterator[None]:
-    """Raises errors of the system in the block as errors of a kind: `PROBLEM: reason`."""
+def os_errors_as(error_class: type[FeedlineError], problem: str) -> Iterator[None]:
+    """Raises each `OSError` of the block as an error of the class `error_class`, with the message `PROBLEM: reason`."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{problem}: {error.strerror or error}") from error
+        raise error_class(f"{problem}: {error.strerror or error}") from error
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -283,8 +283,8 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def check_whole(name: str, value: object, minimum: int | None = None) -> None:
     """Raises `OptionError` unless the value is an int, not a bool, of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
-        least = "" if minimum is None else f" of at least {minimum}"
-        raise OptionError(f"{name} is {value!r}; it must be a whole number{least}")
+        range_text = "" if minimum is None else f" of at least {minimum}"
+        raise OptionError(f"{name} is {value!r}; it must be a whole number{range_text}")
 
 
 def check_at_least(name: str, value: object, minimum: float) -> None:

@@ -1,7 +1,7 @@
 """The ingest: scan, examine, plan, write, publish.
 
-Two Beam jobs with a plan between them. The stages exchange files in `OUT/_work`, so a killed stage can run again, on
-any runner: finished buckets and shards are recognised by the digest of their inputs.
+Two Beam jobs examine and write the images; between them, this process plans the shards. The stages exchange files in
+`OUT/_work`, so a killed stage can run again, on any runner: finished work is identified by the digest of its inputs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import append, examine, reject_table, replace, resume, work_dir, write, writers
 from beam_jobs.stages.append import ExistingDataset
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
-from beam_jobs.stages.publish import SourceFacts, check_unpublished, dataset_options, producer, publish
+from beam_jobs.stages.publish import RunProperties, check_unpublished, dataset_options, producer, publish
 from beam_jobs.stages.scan import Bucket, Scan, scan
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_running_job
 from beam_jobs.stages.write import (
     Failure,
     ShardTask,
@@ -54,9 +54,8 @@ from beam_jobs.storage.lock import InUse
 from beam_jobs.types import ImageRef
 
 _LISTED_REJECTS = 3
-_NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte
-
-_POLL_S = 2.0  # between tries to lock the output that the same command writes
+_NAME_CHARACTERS = 300  # longest name in a message; a cell of a table may have a megabyte
+_POLL_S = 2.0  # between attempts to lock an output that another process with the same command writes
 
 Report = Callable[[str], None]
 
@@ -71,8 +70,8 @@ def run(
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
-    Equal inputs and options give byte-identical shards on any runner and with any number of threads. After a killed
-    run, the next run continues with the finished work.
+    Equal inputs and options give byte-identical shards on any runner and with any number of threads. If a run is
+    killed, the next run reuses its finished work.
 
     Examples:
       >>> from beam_jobs import IngestOptions, run
@@ -82,12 +81,12 @@ def run(
 
     Args:
       options: options of the ingest.
-      make_pipeline: creates the Beam pipelines of the two jobs.
-      report: takes one line of text for each finished stage.
-      work: directory of the files between the stages, on the filesystem of `out`; `OUT/_work` when empty.
-      watch: shows the progress of the two jobs.
-      leave: takes a text that names a job on a service after Ctrl-C; returns whether the job is left running there, for
-        the next run with the same options to follow. None cancels it.
+      make_pipeline: creates the Beam pipelines of both jobs.
+      report: called with one line of text for each finished stage.
+      work: directory of the files that the stages exchange, on the filesystem of `out`; `OUT/_work` when empty.
+      watch: shows the progress of both jobs.
+      leave: called after Ctrl-C with a text that names a job on a service; returns whether the job continues there, so
+        that the next run with the same options can follow it. None cancels the job.
 
     Returns:
       manifest of the published dataset.
@@ -100,19 +99,20 @@ def run(
     report = report or (lambda _: None)
     source = open_source(options, on_cluster=functools.partial(runs_on_cluster, make_pipeline))
     if not storage.is_remote(options.out):
-        options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
+        options = dataclasses.replace(options, out=os.path.abspath(options.out))  # for workers in other directories
     if work and not storage.is_remote(work):
         work = os.path.abspath(work)
 
     def build(out: str) -> Manifest:
+        """Runs the ingest into `out`: the output, or a temporary directory that replaces an existing dataset."""
         path = work or storage.join(out, work_dir.DIRECTORY)
         build_options, file = dataclasses.replace(options, out=out), _job_file(options, path, leave)
         return _Ingest(source, build_options, path, make_pipeline, report, watch, existing, check_lock, file).run()
 
     _check_before_writing(options)
-    other = _job_file(options, work or storage.join(options.out, work_dir.DIRECTORY), leave, beside=True)
-    # A work directory of its own is shared by the runs of a pipeline, of which each writes another output.
-    with _locked(work or options.out, options.out, other, make_pipeline, watch, report) as (check_lock, published):
+    job_file = _job_file(options, work or storage.join(options.out, work_dir.DIRECTORY), leave, beside=True)
+    # If `work` is given, several runs of a pipeline share that directory, and each run writes a different output.
+    with _locked(work or options.out, options.out, job_file, make_pipeline, watch, report) as (check_lock, published):
         if published:
             return published
         replace.recover(options.out)
@@ -122,9 +122,9 @@ def run(
             if options.about == About():
                 options = dataclasses.replace(options, about=existing.about)
             if not any(True for _ in append.new_entries(source.entries(), existing, options.retry_rejects)):
-                report(f"nothing to add: {options.out} knows every image of {options.source}")
+                report(f"nothing to add: {options.out} already lists every image of {options.source}")
                 if options.about != existing.about:
-                    report("the description was not changed, because it is recorded with new images")
+                    report("the description was not changed, because it is stored only together with new images")
                 return existing.manifest
         if not (options.overwrite or existing):
             return build(options.out)
@@ -133,53 +133,54 @@ def run(
 
 
 def _job_file(options: IngestOptions, work: str, leave: Callable[[str], bool] | None, beside: bool = False) -> JobFile:
+    """Returns the file of the running job; `beside`: another process has started the job and may still run."""
     command = [options.digest(), options.source, options.append, options.overwrite, options.retry_rejects]
     return JobFile(
         path=storage.join(work, work_dir.JOB_NAME),
         command=json.dumps(command),
         leave=leave,
-        tally=functools.partial(tally_left_job, work),
-        beside=beside,
+        tally=functools.partial(tally_running_job, work),
+        is_starter_running=beside,
     )
 
 
 @contextlib.contextmanager
 def _locked(
-    path: str, out: str, other: JobFile, make_pipeline: MakePipeline, watch: Watch, report: Report
+    path: str, out: str, job_file: JobFile, make_pipeline: MakePipeline, watch: Watch, report: Report
 ) -> Iterator[tuple[Callable[[], None], Manifest | None]]:
-    """Locks a directory; while the same command has the lock, and jobs on a service, it waits and follows them.
+    """Locks a directory. If a process with the same command has the lock and runs jobs on a service, waits for its end.
 
     Args:
-      path: output, or work directory.
-      out: output.
-      other: file with the job of the command that has the lock.
-      make_pipeline: finds the job.
-      watch: shows its progress.
-      report: takes lines of text.
+      path: directory to lock: the output, or the work directory.
+      out: directory of the dataset.
+      job_file: file with the address of the job of the other process.
+      make_pipeline: finds that job on its service.
+      watch: shows the progress of that job.
+      report: called with lines of text.
 
     Yields:
-      the check of `work_dir.exclusive`, and the dataset that the same command published meanwhile, or None.
+      the check that `work_dir.exclusive` yields, and the manifest that the other process published meanwhile, or None.
 
     Raises:
       OptionError: another ingest has the lock, or the store cannot be written.
     """
-    command, before, waited = json.dumps([other.command, out]), None, False
+    command, earlier_manifest, has_waited = json.dumps([job_file.command, out]), None, False
     while True:
         with contextlib.ExitStack() as stack:
             try:
-                check_lock = stack.enter_context(work_dir.exclusive(path, None if waited else report, command))
+                check_lock = stack.enter_context(work_dir.exclusive(path, None if has_waited else report, command))
             except InUse as error:
                 if error.command != command or not isinstance(make_pipeline, ServicePipelines):
                     raise
-                if not waited:
-                    report(f"waiting   for the end of the same command: {error}")
-                    before, waited = _load_published(out), True
-                with contextlib.suppress(FeedlineError):  # the service may answer the next time
-                    other.follow(make_pipeline, watch, report)
+                if not has_waited:
+                    report(f"waiting   for another process with the same command: {error}")
+                    earlier_manifest, has_waited = _load_published(out), True
+                with contextlib.suppress(FeedlineError):  # the service may answer the next request
+                    job_file.follow(make_pipeline, watch, report)
                 time.sleep(_POLL_S)
                 continue
-            published = _load_published(out) if waited else None
-            yield check_lock, published if published != before else None
+            published = _load_published(out) if has_waited else None
+            yield check_lock, published if published != earlier_manifest else None
             return
 
 
@@ -188,16 +189,16 @@ def _load_published(out: str) -> Manifest | None:
 
 
 def _check_before_writing(options: IngestOptions) -> None:
-    """Raises `OptionError` for directories that the options do not allow, before the lock of the output is written."""
+    """Raises `OptionError` for unusable directories, before the lock of the output is written."""
     if options.spill_dir and not os.path.isdir(options.spill_dir):
-        raise OptionError(f"spill_dir is {options.spill_dir!r}, which is no directory here; make it, or name another")
+        raise OptionError(f"spill_dir is {options.spill_dir!r}, which is not a directory on this machine; create it")
     if options.spill_dir and (refusal := disk.refusal(options.spill_dir)):
-        raise OptionError(f"spill_dir is {options.spill_dir!r}: {refusal.reason}; name another")
+        raise OptionError(f"spill_dir is {options.spill_dir!r}: {refusal.reason}; give another directory")
     if options.append or options.retry_rejects or options.overwrite:
         replace.check_replaceable(options.out)
         if not options.overwrite:
             append.check_published(options)
-    # A dataset is refused under the lock, which also removes the lock of a run that was killed after publishing.
+    # An existing dataset is refused after locking, which also removes the lock of a run killed after publishing.
     elif not work_dir.is_published(options.out):
         work_dir.check_out(options.source, options.out)
 
@@ -218,7 +219,7 @@ class _Ingest:
 
     def run(self) -> Manifest:
         work_dir.check_out(self.options.source, self.options.out)
-        self.job_file.follow(self.make_pipeline, self._watch, self.report)
+        self.job_file.follow(self.make_pipeline, self._watch_stage, self.report)
         try:
             return self._run()
         except Exception:
@@ -226,69 +227,70 @@ class _Ingest:
             raise
 
     def _run(self) -> Manifest:
-        # The columns, because facts of an earlier release may lack some.
+        # The salt contains the columns, because facts of an earlier release may lack some of them.
         salt = f"{self.options.digest()} {sorted(producer().items())} {schemas.EXAMINED.names}"
         hidden = HiddenNames()
-        with self._on_disk("scanning"):
+        with self._stage("scanning"):
             listing = self._scan(salt, hidden)
-        needed = work_dir.min_bytes_to_examine(self.options, listing, self.work)
-        disk.check_room(self.options.out, needed, "the dataset")
-        with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
-            good = self._examine(listing)
-        old, old_images = self.existing, self.existing.manifest.counts.written if self.existing else 0
-        if old and not good:
-            self.report("nothing to add: every image was rejected; the dataset stays as it is")
+        needed_bytes = work_dir.min_bytes_to_examine(self.options, listing, self.work)
+        disk.check_room(self.options.out, needed_bytes, "the dataset")
+        with self._stage("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
+            good_images = self._examine(listing)
+        existing, existing_images = self.existing, self.existing.manifest.counts.written if self.existing else 0
+        if existing and not good_images:
+            self.report("nothing to add: every image was rejected; the dataset is unchanged")
             storage.remove_tree(self.options.out)
-            return old.manifest
-        writers.start(good, self._writing_threads)
-        with self._on_disk("planning"), work_dir.progress_file(self.work, "planning", Progress(good)):
+            return existing.manifest
+        writers.start(good_images, self._writing_threads)
+        with self._stage("planning"), work_dir.progress_file(self.work, "planning", Progress(good_images)):
             paths = [facts_path(self.work, bucket) for bucket in listing.buckets]
             retried_keys = self._retried_keys(paths)
-            options = self.options.resolve(good + old_images)
+            options = self.options.resolve(good_images + existing_images)
             plan = make_plan(
                 paths,
                 options,
                 storage.join(self.work, "plan"),
                 self.source.label_kind,
-                ExistingImages(old.images, old.manifest.labels) if old else NO_IMAGES,
+                ExistingImages(existing.images, existing.manifest.labels) if existing else NO_IMAGES,
                 self._spill,
                 functools.partial(self._add_rejects, listing.found),
             )
-        warnings = remarks.collect_remarks(plan, self.source, self.options, hidden, old_images)
-        self._report_plan(plan, warnings)
-        tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", old.shard_counts() if old else None)
+        plan_remarks = remarks.collect_remarks(plan, self.source, self.options, hidden, existing_images)
+        self._report_plan(plan, plan_remarks)
+        shard_counts = existing.shard_counts() if existing else None
+        tasks = shard_tasks(plan, f"{salt} {manifest.FORMAT_VERSION}", shard_counts)
         disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
-        with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
+        with self._stage("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
             self._write(plan, tasks, listing.buckets)
-        source_facts = SourceFacts(
+        run_properties = RunProperties(
             images=listing.found,
             label_kind=self.source.label_kind,
             work=self.work,
             spill=self._spill,
-            existing=old,
+            existing=existing,
             keys=retried_keys,
-            remarks=warnings,
+            remarks=plan_remarks,
         )
-        written = Progress(sum(split.images for split in plan.splits))
-        with self._on_disk("publishing"), work_dir.progress_file(self.work, "publishing", written):
+        published_work = Progress(sum(split.images for split in plan.splits))
+        with self._stage("publishing"), work_dir.progress_file(self.work, "publishing", published_work):
             rejects = schemas.read_groups(self._rejects_path)
-            result = publish(options, plan, tasks, rejects, source_facts)
+            result = publish(options, plan, tasks, rejects, run_properties)
         work_dir.remove(self.work)
         return result
 
     @contextlib.contextmanager
-    def _on_disk(self, activity: str, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    def _stage(self, activity: str, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
         with disk.explain_errors(activity, self.options.out, self.work, needed=needed):
             self.check_lock()
             yield
 
     @contextlib.contextmanager
-    def _watch(self, stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
+    def _watch_stage(self, stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
         starting = Progress(note="starting decoders" if stage == "examining" else "starting")
 
         def read_or_start() -> Progress:
-            done = read()
-            return done if done.images else starting
+            progress = read()
+            return progress if progress.images else starting
 
         with work_dir.progress_file(self.work, stage, total, read), self.watch(stage, total, read_or_start):
             yield
@@ -300,10 +302,10 @@ class _Ingest:
         return append.new_entries(entries, self.existing, self.options.retry_rejects)
 
     def _retried_keys(self, facts_paths: list[str]) -> np.ndarray:
-        """Returns the digests of the keys of old rejects that this run examined."""
-        retried = self.options.retry_rejects
+        """Returns the digests of the keys of rejects that this run examined again; without retries an empty array."""
+        is_retry = self.options.retry_rejects
         facts = (schemas.read(path, ["key"]) for path in facts_paths)
-        tables = itertools.chain(schemas.read_groups(self._rejects_path), facts) if retried else ()
+        tables = itertools.chain(schemas.read_groups(self._rejects_path), facts) if is_retry else ()
         return append.key_digests(tables)
 
     @property
@@ -318,15 +320,15 @@ class _Ingest:
         return reject_table.write_sorted(self._rejects_path, tables, spill=self._spill)
 
     def _add_rejects(self, images: int, path: str) -> None:
-        """Adds rejects of the plan to the others, and checks the ratio to `images` again."""
+        """Adds the rejects of the plan to the table of rejects, and checks its ratio to `images` again."""
         tables = itertools.chain(schemas.read_groups(path), schemas.read_groups(self._rejects_path))
         self._check_rejects(self._write_rejects(tables), images)
 
-    def _report_plan(self, plan: Plan, warnings: Remarks) -> None:
+    def _report_plan(self, plan: Plan, plan_remarks: Remarks) -> None:
         if self.options.duplicates == "report":
             for keys in plan.duplicate_sets:
                 self.report(f"copies    {', '.join(keys)}")
-        for warning in warnings.warnings:
+        for warning in plan_remarks.warnings:
             self.report(f"{WARNING}{warning}")
         if plan.leaks:
             self.report(f"{WARNING}{lookup.leak_sentence(plan.leaks)}")
@@ -341,7 +343,7 @@ class _Ingest:
 
     @property
     def _writing_threads(self) -> int:
-        """Threads for local shards; 0 where a service writes, or a store is waited for."""
+        """Number of threads that write local shards; 0 if a service writes the shards, or they are in a store."""
         is_local = not (storage.is_remote(self.options.out) or isinstance(self.make_pipeline, ServicePipelines))
         return worker_threads(self.options.threads) if is_local else 0
 
@@ -361,7 +363,7 @@ class _Ingest:
         return listing
 
     def _examine(self, listing: Scan) -> int:
-        """Examines the images, and returns the number of good ones."""
+        """Examines the images, and returns the number of good images."""
         started = time.monotonic()
         task = ExamineTask(
             reader=self._reader,
@@ -387,30 +389,29 @@ class _Ingest:
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)
         reject_unreadable = self.options.unreadable == "reject"
-        old_faults = resume.read_fault_notes(fault_dir)  # of a run that rejected unreadable images
+        old_faults = resume.read_fault_notes(fault_dir)  # of an earlier run that rejected unreadable images
         for bucket in listing.buckets:
             if bucket.name in old_faults:
                 examine.invalidate(self.work, bucket)
 
-        def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
+        def run_pass(buckets: Sequence[Bucket], is_last: bool) -> None:
             self.check_lock()
             storage.remove_tree(fault_dir)
             total = Progress(listing.found - listing.reject_count, listing.bytes)
             if len(buckets) < len(listing.buckets):
                 total = _total(bucket.path for bucket in buckets)
-            pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
+            pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and is_last)
             transform = ExamineBuckets(self._write_units(buckets), pass_task, buckets)
-            run_job("examining", total, transform, self.make_pipeline, self._watch, self.job_file)
+            run_job("examining", total, transform, self.make_pipeline, self._watch_stage, self.job_file)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
             faults = resume.read_fault_notes(fault_dir)
-            return [
-                bucket for bucket in buckets if bucket.name in faults and not examine.is_finished(self.work, bucket)
-            ]
+            faulty_buckets = (bucket for bucket in buckets if bucket.name in faults)
+            return [bucket for bucket in faulty_buckets if not examine.is_finished(self.work, bucket)]
 
-        if failed := resume.run_passes(listing.buckets, run_pass, select_failed, self.report):
+        if failed_buckets := resume.run_passes(listing.buckets, run_pass, select_failed, self.report):
             faults_by_bucket = resume.read_fault_notes(fault_dir)
-            faults = [fault for bucket in failed for fault in faults_by_bucket[bucket.name]]
+            faults = [fault for bucket in failed_buckets for fault in faults_by_bucket[bucket.name]]
             raise resume.unfinished_error(faults, "" if reject_unreadable else ", or give --unreadable reject")
 
     def _write_units(self, units: Iterable[Any]) -> str:
@@ -420,18 +421,18 @@ class _Ingest:
         rejected, allowed = sum(reasons.values()), self.options.max_reject_ratio
         if self.options.retry_rejects or (rejected <= allowed * images and rejected < images):
             return
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        first = "; ".join(
+        reason_counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        examples = "; ".join(
             f"{row['uri'][:_NAME_CHARACTERS]}: {row['reason']} ({row['detail']})"
             for row in reject_table.first_rows(self._rejects_path, _LISTED_REJECTS)
         )
-        kind = "new images" if self.existing else "images"
+        noun = "new images" if self.existing else "images"
         remedy = "remove them, or raise --max-reject-ratio"
         if rejected == images:
-            remedy = "replace them: without a good image no ratio helps"
+            remedy = "replace them: a dataset needs at least one good image"
         raise TooManyRejects(
-            f"{rejected} of {images} {kind} are bad ({rejected / images:.1%}), max_reject_ratio is {allowed:.1%}: "
-            f"{counts}. First: {first}. All of them are in {self._rejects_path}. Repair or {remedy}"
+            f"{rejected} of {images} {noun} are bad ({rejected / images:.1%}), max_reject_ratio is {allowed:.1%}: "
+            f"{reason_counts}. First: {examples}. All bad images are listed in {self._rejects_path}. Repair or {remedy}"
         )
 
     def _write(self, plan: Plan, tasks: list[ShardTask], buckets: Sequence[Bucket]) -> None:
@@ -449,17 +450,17 @@ class _Ingest:
             seed=self.options.seed,
         )
         images = sum(split.images for split in plan.splits)
-        task = dataclasses.replace(task, processes=writers.count(task, images, tasks, self._writing_threads))
-        if failed := self._write_in_passes(tasks, task):
-            changed = [failure for failure in failed if not failure.passing]
+        task = dataclasses.replace(task, processes=writers.process_count(task, images, tasks, self._writing_threads))
+        if failures := self._write_in_passes(tasks, task):
+            changed = [failure for failure in failures if not failure.passing]
             if changed or self.options.unreadable == "reject":
-                # The facts of a changed image are those of another file, even with equal size and time. An image that
-                # became unreadable must be rejected before the plan.
-                self._forget(buckets, {failure.key for failure in changed or failed})
+                # The facts of a changed image describe an earlier file, even if size and time are equal. An image that
+                # became unreadable must be rejected before the next plan.
+                self._invalidate_buckets(buckets, {failure.key for failure in changed or failures})
             if changed:
-                more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
-                raise SourceChanged(changed[0].text + more)
-            raise resume.unfinished_error([Fault(failure.key, failure.text) for failure in failed], "")
+                more_text = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
+                raise SourceChanged(changed[0].text + more_text)
+            raise resume.unfinished_error([Fault(failure.key, failure.text) for failure in failures], "")
         time_text = _duration(started, images)
         self.report(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {time_text}")
 
@@ -469,26 +470,26 @@ class _Ingest:
             remove_failure_notes(self.work)
             total = sum(shard.rows.images for shard in shards)
             transform = WriteShards(self._write_units(shards), task, shards)
-            run_job("writing", Progress(total), transform, self.make_pipeline, self._watch, self.job_file)
+            run_job("writing", Progress(total), transform, self.make_pipeline, self._watch_stage, self.job_file)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
-            failed = {failure.unit: failure.passing for failure in read_failures(self.work)}
-            if not all(failed.values()):
+            is_passing = {failure.unit: failure.passing for failure in read_failures(self.work)}
+            if not all(is_passing.values()):
                 return []  # another pass cannot help, so nothing can be published
-            return [shard for shard in shards if unit_name(shard) in failed and not is_written(shard, task)]
+            return [shard for shard in shards if unit_name(shard) in is_passing and not is_written(shard, task)]
 
         unwritten = {unit_name(shard) for shard in resume.run_passes(tasks, run_pass, select_failed, self.report)}
         return [failure for failure in read_failures(self.work) if not failure.passing or failure.unit in unwritten]
 
-    def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
-        """Marks the buckets of the images to be examined again."""
+    def _invalidate_buckets(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
+        """Marks the buckets that contain images with these keys, so that the next run examines them again."""
         for bucket in buckets:
             if keys.intersection(schemas.read(bucket.path)["key"].to_pylist()):
                 examine.invalidate(self.work, bucket)
 
 
 def _total(paths: Iterable[str]) -> Progress:
-    """Returns the number of images in tables, and their bytes."""
+    """Returns the number of images in tables of a scan, and the sum of their sizes in bytes."""
     sizes = [schemas.read(path)["bytes"].to_pylist() for path in paths]
     return Progress(sum(map(len, sizes)), sum(map(sum, sizes)))
 

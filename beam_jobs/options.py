@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ TABLE_KINDS = ("csv", "jsonl", "parquet")
 SOURCE_KINDS = ("auto", "folder", "glob", *TABLE_KINDS, "coco", "tar", "zip", "tfrecord", "tfds")
 DUPLICATE_POLICIES = ("keep", "drop", "report")
 NEAR_DUPLICATE_POLICIES = ("auto", "off", "report", "group", "drop")
-_NEAR_DUPLICATE_IMAGES = 10_000_000  # the most among which `auto` looks
+_NEAR_DUPLICATE_IMAGES = 10_000_000  # largest number of images for which `auto` is `report`
 PIXEL_POLICIES = ("copy", "resize", "raw")
 RESIZE_FITS = ("short", "inside")
 SPLIT_CONFLICTS = ("report", "refuse")
@@ -31,12 +31,12 @@ FACTS = ("all", "basic")
 FLOAT32_LOSSES = ("report", "refuse")
 UNREADABLE = ("stop", "reject")
 
-# Beam's in-process runner by name: the default runner would first try to download another one. The last argument stops
-# TFX from packing itself for workers, which takes seconds and 42 MB of permanent temporary files per component.
+# Beam's in-process runner by name: the default runner would first try to download another runner. The last argument
+# stops TFX from building a package for workers, which takes seconds and leaves 42 MB of temporary files per component.
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory", "--sdk_container_image=unused")
 
-_MAX_RAW_SIDE = 4096
-MAX_VALUE_BYTES = 16 << 20  # of a cell, and in characters of a line of a text table
+_MAX_RAW_SIDE = 4096  # pixels
+MAX_VALUE_BYTES = 16 << 20  # largest cell in bytes, and longest line of a text table in characters
 PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`; more is a decompression bomb for Pillow
 
 _SPLITS, _DUPLICATES, _PIXELS, _COLUMNS = "Splits and shards", "Duplicates", "Pixels", "Columns of a table"
@@ -47,7 +47,7 @@ _MODE = Field(option=None, scope="run", in_pipeline=False)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageLimits(Options):
-    """Limits of an image; an image beyond a limit is rejected. All but `max_seconds` are checked before the decode.
+    """Limits of an image; an image beyond a limit is rejected. All but `max_seconds` are checked before decoding.
 
     Examples:
       >>> from beam_jobs import ImageLimits, IngestOptions, run
@@ -58,19 +58,19 @@ class ImageLimits(Options):
 
     Attributes:
       max_bytes: largest file in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
-      max_pixels: largest height x width, in pixels. 64 Mpx decodes to 192 MB, which one thread can hold; Pillow refuses
-        to decode more than 178,956,970.
+      max_pixels: largest height x width, in pixels. 64 megapixels decode to 192 MB in each thread; Pillow refuses to
+        decode more than 178,956,970 pixels.
       max_side_px: longest side in pixels.
       min_side_px: shortest side in pixels.
       max_aspect: longest side divided by shortest.
-      max_seconds: longest computing time of decoding, in seconds. It may take ten times as long by the clock. 64
-        megapixels take a second or two; what takes a minute was made to take long.
-      mask_classes: classes of the masks; 0 takes every value for one. Values are then 0 to `mask_classes` - 1 and
-        `mask_ignore`.
+      max_seconds: longest computing time of decoding, in seconds. The elapsed time may be ten times as long. 64
+        megapixels take a second or two; a file that takes a minute was made to be slow.
+      mask_classes: number of classes of the masks; 0 allows every value. Other numbers allow the values from 0 to
+        `mask_classes` - 1, and `mask_ignore`.
       mask_ignore: value of mask pixels without a class, such as 255; -1 for none.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     max_bytes: Positive = 50 << 20  # 50 MiB
@@ -83,7 +83,7 @@ class ImageLimits(Options):
     mask_ignore: Annotated[int, Ge(-1), Le(255)] = -1
 
 
-# Limits for the images of any dataset, with a decoding time that is short enough for interactive commands.
+# Limits that accept the images of every dataset, with a decoding time that is short enough for interactive commands.
 STORED_LIMITS = ImageLimits(
     max_bytes=1 << 30,
     max_pixels=PILLOW_MAX_PIXELS,
@@ -96,7 +96,7 @@ STORED_LIMITS = ImageLimits(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TableColumns(Options):
-    """Roles of the columns of a table; a column without a name is not used.
+    """Roles of the columns of a table; a role with an empty column name is not used.
 
     Examples:
       >>> from beam_jobs import IngestOptions, TableColumns, run
@@ -110,19 +110,19 @@ class TableColumns(Options):
     Attributes:
       image: column with the path or URL. A path is absolute or relative to the table.
       label: column with the class name; '' for none.
-      labels: column with any number of class names, instead of `label`. A list, or text parted by `label_separator`.
+      labels: column with any number of class names, instead of `label`. A list, or text split by `label_separator`.
       label_separator: separator of the names in `labels`.
-      mask: column with the path of a class mask: PNG, TIFF or BMP. It holds class indices, at the size of the image.
+      mask: column with the path of a class mask: PNG, TIFF or BMP. It has class indices, and the size of the image.
       weight: column with the weight of the image in the loss. A number of at least 0.
-      key: column with the identity of the image; empty takes its path as written. It stays the same for ever.
+      key: column with the key of the image; empty uses the path as written in the table. The key must never change.
       group: column with a group; images of one group stay in one split.
-      split: column that names the split. It wins over the hash.
-      extra: column to copy into the records. They are `extra/NAME` there.
-      max_value_bytes: largest cell of a column of `extra`, and all labels of an image, in bytes. Captions have
-        thousands. A row with more is the reject `bad_annotation`. At most 16 MiB: a row stays small beside an image.
+      split: column with the name of the split. It overrides the split by hash.
+      extra: column to copy into the records. The name of its feature is `extra/NAME`.
+      max_value_bytes: largest cell of a column of `extra`, and largest sum of the labels of an image, in bytes. A row
+        over the limit is rejected as `bad_annotation`. Captions have thousands of bytes. At most 16 MiB.
 
     Raises:
-      OptionError: a column that is needed has no name, or `max_value_bytes` is out of range.
+      OptionError: `image` or `label_separator` is empty, or `max_value_bytes` is out of range.
     """
 
     image: str = "image"
@@ -148,7 +148,7 @@ class TableColumns(Options):
         return "multi" if self.labels else "single" if self.label else "none"
 
     def named(self) -> dict[str, str]:
-        """Returns role -> column for every column with a name."""
+        """Returns role -> column name for every role that is used."""
         roles = {name: getattr(self, name) for name in ("image", "mask", "weight", "key", "group", "split")}
         roles |= {"labels": self.labels} if self.labels else {"label": self.label}
         return {role: column for role, column in roles.items() if column} | {f"extra {c}": c for c in self.extra}
@@ -167,15 +167,15 @@ class PixelOptions(Options):
       ([b'raw'], True)
 
     Attributes:
-      policy: copy files as they are, resize them, or store raw pixels of one size. `copy` keeps conforming files,
+      policy: copy files unchanged, resize them, or store raw pixels of one size. `copy` converts files only if needed,
         `resize` stores smaller JPEG or PNG files, `raw` stores uint8 pixels, which training reads without decoding.
-      side_px: side of the images that resize and raw store, in pixels. Of `resize`, the short side (the long one by
-        `fit`), never enlarged; of `raw`, height and width, from the centre of the image.
-      fit: side that resize brings to `side_px`: short, or inside for the long one.
+      side_px: side of the images that resize and raw store, in pixels. For `resize` the short side, or with `fit` the
+        long side, never enlarged; for `raw` height and width, cropped at the centre of the image.
+      fit: side that resize scales to `side_px`: short, or inside for the long side.
       quality: JPEG quality of resized images, 1-100.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     policy: Annotated[str, OneOf(PIXEL_POLICIES)] = "copy"
@@ -185,12 +185,12 @@ class PixelOptions(Options):
 
     def __post_init__(self) -> None:
         if self.policy == "raw" and self.side_px > _MAX_RAW_SIDE:
-            raise OptionError(f"side_px is {self.side_px}; raw images have at most {_MAX_RAW_SIDE}, or 50 MB each")
+            raise OptionError(f"side_px is {self.side_px}; its maximum is {_MAX_RAW_SIDE}, a raw image of 50 MB")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HttpOptions(Options):
-    """How images are fetched from web servers.
+    """Options for fetching images from web servers.
 
     Examples:
       >>> from beam_jobs import HttpOptions, IngestOptions
@@ -200,17 +200,17 @@ class HttpOptions(Options):
       3
 
     Attributes:
-      timeout_s: seconds without a byte after which an attempt ends.
-      retries: further attempts after a failed one. It failed by a time-out, a broken connection or the answers 429,
-        500, 502, 503 and 504.
-      per_host: requests to one host at a time, over all processes of a machine. `feedline ingest` on Dataflow and
-        Flink divides it by the worker processes, and each makes at least one.
+      timeout_s: seconds without received data after which an attempt fails.
+      retries: number of further attempts after a failed one. An attempt fails by a time-out, a broken connection or
+        the status 429, 500, 502, 503 or 504.
+      per_host: maximum number of simultaneous requests to one host, from all processes of a machine. `feedline ingest`
+        on Dataflow and Flink divides it by the number of worker processes; each process may make at least one.
       allow_private: fetch from loopback, link-local and private addresses too.
-      ignore_robots_tag: take images too whose server forbids it by the header `X-Robots-Tag`, with `noai`,
+      ignore_robots_tag: use images even if their server forbids it by the header `X-Robots-Tag`, with `noai`,
         `noimageai`, `noindex`, `noimageindex` or `none`.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     timeout_s: AboveZero = 20.0
@@ -222,7 +222,7 @@ class HttpOptions(Options):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class About(Options):
-    """What a person says of a dataset; empty values are unknown and left out.
+    """Description of a dataset by its authors; empty values are unknown and omitted.
 
     Examples:
       >>> from beam_jobs import About
@@ -234,13 +234,13 @@ class About(Options):
       creators: people who made the dataset.
       organizations: organisations that made the dataset.
       license: URL of the licence, or its SPDX identifier, such as CC-BY-4.0.
-      intended_use: what the dataset is for, and what it is not for.
+      intended_use: purposes for which the dataset is intended, and purposes for which it is not.
       citation: how to cite the dataset, preferably as BibTeX.
       url: web page of the dataset.
       date_published: day of publication, such as 2026-01-31.
 
     Raises:
-      OptionError: a value is not allowed; the message gives the value and what is allowed.
+      OptionError: a value is not allowed; the message gives the value and the allowed values.
     """
 
     title: Annotated[str, Field(metavar="TEXT")] = ""
@@ -257,7 +257,7 @@ class About(Options):
         """Returns the description in the options of `dataset.json`; empty for a dataset of an earlier release.
 
         Raises:
-          CorruptDataset: it is of a later release, or was edited.
+          CorruptDataset: the description is invalid: a later release wrote it, or it was edited.
         """
         try:
             return cls.from_json(options.get("about", {}))
@@ -301,12 +301,12 @@ def _check_day(text: str) -> None:
 
 
 def _parse_pairs(shares: object) -> object:
-    with contextlib.suppress(TypeError, ValueError):  # the type is checked next
+    with contextlib.suppress(TypeError, ValueError):  # pydantic checks the type next
         return dict(shares) if isinstance(shares, tuple) else shares
     return shares
 
 
-# Pairs in JSON: their order fixes the hash ranges, and JSON objects have none.
+# A list of pairs in JSON: the order of the splits fixes their hash ranges, and JSON objects have no order.
 _Shares = Annotated[
     Mapping[str, AboveZero],
     PlainSerializer(lambda shares: [list(pair) for pair in shares.items()], when_used="json"),
@@ -335,46 +335,46 @@ class IngestOptions(Options):
     Attributes:
       source: folder, glob, table, COCO json, archive, TFRecord files or prepared TFDS directory.
       out: directory that becomes the dataset.
-      source_kind: what the source is: `SOURCE_KINDS`; auto looks at it.
+      source_kind: kind of the source: `SOURCE_KINDS`; auto detects it.
       columns: columns of a table source.
       splits: splits and their shares, scaled to a sum of 1. The order matters: it fixes the hash ranges.
-      seed: seed of the split and of the order; another seed is another split.
-      shard_mb: target size of a shard in MB. A MB is 1e6 bytes; 128 keep a shard a few seconds of work on any disk.
-      shards: shards per split; 0 lets `shard_mb` decide.
-      duplicates: exact copies: keep all in one split, drop all but one, or keep and report them. The first by key
-        stays.
-      near_duplicates: images that look alike: report them, group them in one split, or drop all but one. The first by
-        key stays. `auto` reports them among up to 10 million images, and looks for none with `facts="basic"`.
-      near_distance: how many of the 64 hash bits may differ, 0-8. Over 8, unlike images meet.
-      split_conflicts: images that belong together and that a split column or an existing dataset puts into two splits:
-        name them, or publish nothing. Copies, a group and grouped near duplicates belong together.
-      stratify: apply the shares to every class on its own. To the image, or as closely as copies, groups and grouped
-        near duplicates that stay together allow; images added later may then move others.
-      pixels: what becomes of the pixels.
-      facts: what to measure of each image; basic leaves out channel statistics. That makes `copy` faster.
+      seed: seed of the splits and of the order; another seed assigns images to other splits.
+      shard_mb: target size of a shard in MB. A MB is 1e6 bytes; 128 MB take a few seconds on any disk.
+      shards: number of shards per split; 0 derives it from `shard_mb`.
+      duplicates: images with the same bytes: keep all in one split, drop all but one, or keep and report them. The
+        image with the first key stays.
+      near_duplicates: similar images: report them, group them in one split, or drop all but one. The image with the
+        first key stays. `auto` is `report`; with over 10 million images or `facts="basic"` it is `off`.
+      near_distance: maximum number of different bits, of 64 hash bits, 0-8. Over 8, unlike images are near duplicates.
+      split_conflicts: images of one unit that a split column or an existing dataset assigns to several splits: report
+        them, or refuse to publish. A unit is a set of duplicates, a group or a set of grouped near duplicates.
+      stratify: apply the shares to every class separately. The numbers of images are exact within one image, or as
+        close as possible without dividing units. Images added to the source later may move others to another split.
+      pixels: policy for the stored pixels.
+      facts: facts to measure of each image; basic omits channel statistics. That makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, above which nothing is published.
-      unreadable: images that are there and that three passes could not read: name them and publish nothing, or reject
-        them, and try them again in the next run. A permission may be missing, or a disk, a network or a store fails.
-      float32_loss: where float32 changes numbers of extra columns: report them, or refuse to publish.
-      limits: what an image may be.
-      http: how images are fetched from web servers.
-      about: title, authors, licence and intended use, for the report and for exports. A pipeline ingests again when it
-        changes.
-      allow_buckets: bucket that a table may name besides its own and that of `out`, such as s3://photos. It is read
-        with the credentials of this process.
-      plan_memory_mb: memory of the database that plans splits and shards, in MB, and half as much, later, for the rows
-        that are sorted; what exceeds it is written to a disk.
-      spill_dir: local directory for what exceeds `plan_memory_mb`; by default the work directory, or that of temporary
-        files if the work directory is in a store.
-      threads: threads per worker process; 0 is one per core here, and one in each worker process of a cluster. They
-        work on one unit of work. From 4,096 local images on, each writes a shard in a process of its own.
-      overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
-      append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
-      retry_rejects: add the images that were rejected before and are good now.
-      bucket_images: images examined as one unit of work, the grain of resuming. 2048 is seconds of work.
+      unreadable: images that exist but cannot be read in three passes: report them and publish nothing, or reject them,
+        and try them again in the next run. A permission may be missing, or a disk, a network or a store fails.
+      float32_loss: numbers of extra columns that float32 would change: report them, or refuse to publish.
+      limits: limits of an image.
+      http: options for fetching images from web servers.
+      about: title, authors, licence and intended use, for the report and for exports. When it changes, a pipeline
+        ingests again.
+      allow_buckets: bucket that the URLs of a table may use besides the buckets of the table and of `out`, such as
+        s3://photos. It is read with the credentials of this process.
+      plan_memory_mb: memory limit of the database that plans splits and shards, in MB; a later sort takes up to half as
+        much. Data over the limit is written to a disk.
+      spill_dir: local directory for data over `plan_memory_mb`; by default the work directory, or the directory of
+        temporary files if the work directory is in a store.
+      threads: threads per worker process; 0 is one per core on this machine, one per worker process in a cluster. The
+        threads share one unit of work. From 4,096 local images on, each thread writes a shard in a separate process.
+      overwrite: replace the dataset in `out`, by rename, when the new dataset is complete.
+      append: add the images with new keys to the dataset in `out`; its shards keep their bytes, not their names.
+      retry_rejects: add the images that an earlier run rejected and that are good now.
+      bucket_images: number of images in a unit of work when examining; a killed run repeats unfinished units.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     source: Annotated[str, Field(option=None, scope="run")]
@@ -423,7 +423,7 @@ class IngestOptions(Options):
 
     @property
     def thread_count(self) -> int:
-        """Number of threads for one unit of work, at least 1."""
+        """Number of threads that share a unit of work, at least 1."""
         return self.threads or cores()
 
     @property
@@ -433,14 +433,14 @@ class IngestOptions(Options):
         return {name: share / total for name, share in self.splits.items()}
 
     def resolve(self, images: int) -> IngestOptions:
-        """Returns the options with what `near_duplicates="auto"` is for so many images, added ones included."""
+        """Returns the options with `near_duplicates="auto"` replaced for a number of images, added images included."""
         if self.near_duplicates != "auto":
             return self
-        looks = self.facts == "all" and images <= _NEAR_DUPLICATE_IMAGES
-        return replace(self, near_duplicates="report" if looks else "off")
+        is_reported = self.facts == "all" and images <= _NEAR_DUPLICATE_IMAGES
+        return replace(self, near_duplicates="report" if is_reported else "off")
 
     def digest(self) -> str:
-        """Returns the sha256, hex, of all options that decide which bytes are written."""
+        """Returns the sha256, hex, of all options that change the bytes of the dataset."""
         scopes = {name: item.field.scope for name, item in fields(type(self)).items()}
         values = {name: value for name, value in self.to_json().items() if scopes[name] == "bytes"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -466,10 +466,19 @@ def parse_splits(text: str) -> dict[str, float]:
     return shares
 
 
+def apportion(total: int, shares: Sequence[float]) -> list[int]:
+    """Divides a total by shares that add up to 1, by largest remainder; of equal remainders the first is rounded up."""
+    quotas = [total * share for share in shares]
+    counts = [int(quota) for quota in quotas]
+    for index in sorted(range(len(shares)), key=lambda index: counts[index] - quotas[index])[: total - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
 def _check_splits(splits: Mapping[str, float]) -> None:
     if not splits:
         raise OptionError("splits is empty; name at least one, as in train=1")
     for name in splits:
-        # The name becomes a directory, `Split-NAME`, and TFX joins it into patterns.
+        # The name becomes a directory, `Split-NAME`, and TFX inserts it into file patterns.
         if not name.isidentifier() or not name.isascii():
             raise OptionError(f"split name {name!r} is not allowed; use ASCII letters, digits and _, as in train")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class RejectReason(str, enum.Enum):
-    """Why an image is not in the dataset. Values are stable: they are written to `rejects.parquet`.
+    """The reason why an image is not in the dataset. Values are stable: they are written to `rejects.parquet`.
 
     Examples:
       >>> from beam_jobs import RejectReason, load
@@ -17,17 +17,17 @@ class RejectReason(str, enum.Enum):
     Attributes:
       NO_LABEL: it is in no class folder, or its label cell is empty.
       BAD_ANNOTATION: labels, boxes, segmentations or weights are invalid, or belong to another image.
-      BAD_MASK: the class mask is missing, damaged, of another size, or holds colours or undeclared values instead of
-        class indices.
+      BAD_MASK: the class mask is missing, damaged, of another size, or contains colours or undeclared values instead
+        of class indices.
       UNKNOWN_SPLIT: the split column names a split that is not among the splits of the options.
       NAME_NOT_UTF8: the name of the file is not UTF-8.
       DUPLICATE_KEY: another entry of the source has the same key.
       BAD_MEMBER: a member of an archive, or a record, cannot be read: encrypted, damaged, a link, outside the archive.
       NOT_A_FILE: it is a pipe, a socket, a device or a directory, or its cell in the table is empty.
       OUTSIDE_ROOT: it is a link to a path outside the source folder.
-      UNREADABLE: it is missing; or it cannot be read and `unreadable` is `reject`: then the next run tries again.
-      NOT_FETCHED: the web server gave no answer, or an error instead of the image; the next run tries again.
-      ADDRESS_REFUSED: the URL leads to a private address, or is not http(s).
+      UNREADABLE: it is missing; or it cannot be read and `unreadable` is `reject`: then the next run reads it again.
+      NOT_FETCHED: the web server did not answer, or answered with an error; the next run fetches it again.
+      ADDRESS_REFUSED: the host of the URL has a private address, or the scheme is not http or https.
       OPTED_OUT: the web server forbids its use in a dataset by the header `X-Robots-Tag`.
       EMPTY_FILE: it has 0 bytes.
       TOO_MANY_BYTES: it has more than `max_bytes`.

@@ -25,7 +25,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 CURRENT, LEGACY = "current", "legacy"
-_FIRST_CURRENT = (2, 21)  # version of TensorFlow
+_FIRST_CURRENT = (2, 21)  # first version of TensorFlow in the current set
 _SAFE_ARROW = (14, 0, 1)
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # Lines that Abseil logs before its initialisation: a heading, and notes about the machine.
@@ -33,7 +33,7 @@ _ABSEIL_NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLo
 
 
 def name() -> str:
-    """Returns `current` or `legacy`: the set of the installed TensorFlow."""
+    """Returns the name of the set of libraries to which the installed TensorFlow belongs: `current` or `legacy`."""
     return CURRENT if _version("tensorflow")[:2] >= _FIRST_CURRENT else LEGACY
 
 
@@ -60,7 +60,7 @@ def pip_install(requirement: str) -> str:
 
 
 def protect_arrow() -> None:
-    """Prevents Arrow from running code in a Parquet file (CVE-2023-47248).
+    """Prevents Arrow from executing code that a Parquet file contains (CVE-2023-47248).
 
     TFX 1.16 requires Arrow 10; Arrow 14.0.1 fixed the vulnerability.
 
@@ -74,7 +74,7 @@ def protect_arrow() -> None:
 def quieten_tensorflow() -> None:
     """Suppresses the notes of TensorFlow on standard error, unless TF_CPP_MIN_LOG_LEVEL is set to another level.
 
-    TensorFlow 2.21 writes six lines about the machine during its import, independent of the level.
+    TensorFlow 2.21 writes six lines about the machine during its import at every level; they remain only at level 0.
     """
     if os.environ.setdefault(_LOG_LEVEL, "3") != "0" and _QuietImport not in sys.meta_path:
         sys.meta_path.insert(0, _QuietImport)
@@ -116,20 +116,20 @@ class _QuietImport:
 
 
 def _exec_without_native_stderr(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    # C++ writes to the descriptor, so it is redirected during the import. The output of Python is not: a worker thread
-    # may import while the main thread shows progress, or handles a signal and ends the process.
+    # C++ writes to the descriptor, which is redirected during the import. The output of Python is not redirected: while
+    # a worker thread imports, the main thread may show progress, or handle a signal and end the process.
     sys.stderr.flush()
     with tempfile.TemporaryFile() as cpp_output, os.fdopen(os.dup(2), "wb") as stderr:
-        raw = _Descriptor(stderr.fileno())
-        text = io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)  # type: ignore[type-var]
-        python = contextlib.redirect_stderr(text) if sys.stderr is sys.__stderr__ else contextlib.nullcontext()
+        stderr_copy = _Descriptor(stderr.fileno())
+        stream = io.TextIOWrapper(stderr_copy, errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+        redirection = contextlib.redirect_stderr(stream) if sys.stderr is sys.__stderr__ else contextlib.nullcontext()
         os.dup2(cpp_output.fileno(), 2)
         try:
-            with python:
+            with redirection:
                 execute(module)
         finally:
             os.dup2(stderr.fileno(), 2)
-            raw.number = 2  # log handlers of the import keep a reference to this stream
+            stderr_copy.number = 2  # log handlers that the import created keep a reference to this stream
             cpp_output.seek(0)
             stderr.writelines(line for line in cpp_output if not _ABSEIL_NOTE.match(line))
 

@@ -1,6 +1,6 @@
-"""Values of the stages of the ingest: `ImageRef` -> `ImageFacts` | `rejects.Reject` -> `ImageRecord`.
+"""Values that the stages of the ingest exchange: `ImageRef` -> `ImageFacts` | `rejects.Reject` -> `ImageRecord`.
 
-All are frozen, small and picklable; only `ImageRecord` has image bytes, and it is never in a shuffle.
+All are frozen, small and picklable; only `ImageRecord` has image bytes, and Beam never shuffles it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 # Types of the values of a user column; each can represent the values of the previous types.
 EXTRA_TYPES: tuple[type, ...] = (int, float, str)
 ExtraValue = int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
-
 
 # Kind of labels of a source -> its description.
 LABEL_KINDS = {"single": "one label each", "multi": "any number of labels", "none": "no labels"}
@@ -39,7 +38,7 @@ class ImageObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """The annotations of an image beyond one label. Attributes are None when the source does not have them.
+    """The annotations of an image besides a single label. An attribute is None when the source does not contain it.
 
     Attributes:
       labels: class names of a multi-label image, sorted, each once.
@@ -67,11 +66,11 @@ class ImageRef:
       group: name of a group, whose images stay in one split; empty for none.
       split: name of the split in the source; empty if the hash decides.
       extra: user columns by name.
-      annotations: labels, objects, mask and weight; None for none of them.
+      annotations: labels, objects, mask and weight; None when the source has none of these.
       slice: position in a container, `Slice.text`; empty for a separate file.
       bytes: size of the file during the scan, for resuming.
       mtime_ns: modification time of the file during the scan, for resuming; never part of the output.
-      checksum: checksum of an object in the listing of its store; empty where there is none. Never part of the output.
+      checksum: checksum of an object from the listing of its store; empty without one. Never part of the output.
     """
 
     key: str
@@ -98,12 +97,12 @@ class ImageFacts:
       width: number of columns, in pixels.
       source_height: rows of the upright source image; differs from `height` when it was resized.
       source_width: columns of the upright source image.
-      channels: channels of the stored file: 1 grey, 3 colour. The trainer always decodes 3.
+      channels: channels of the stored file: 1 grey, 3 colour. The trainer always decodes to 3 channels.
       bytes: number of stored bytes.
       sha256: sha256 of the stored bytes, hex.
       source_sha256: sha256 of the source file, hex; differs from `sha256` when the image was normalised.
       crc32c: crc32c of the stored bytes, a fast check that the written image is the examined one.
-      dhash: 64-bit perceptual hash as a signed int64; of a smaller decode when `facts` is `basic`.
+      dhash: 64-bit perceptual hash as a signed int64; from a smaller decode when `facts` is `basic`.
       mean_rgb: mean of each channel, 0-255; zeros when `facts` is `basic`.
       var_rgb: population variance of each channel; zeros when `facts` is `basic`.
       normalised: reasons why the image was re-encoded, joined by `+`; empty when the bytes are those of the source.
@@ -154,14 +153,14 @@ class ImageRecord:
     """One image with the values of its record.
 
     Attributes:
-      key: identity, also `image/filename`.
-      uri: `image/source_uri`, relative to the source for local files.
+      key: key of the image, the feature `image/filename`.
+      uri: path or URL of the image, the feature `image/source_uri`; relative to the source for local files.
       encoded: the stored JPEG, PNG or raw bytes.
       facts: facts about the stored image.
       labels: class index, 0-based, and class name of each label, one for single-label images; None when the source has
         none.
       objects: annotated objects; None when the source has none.
-      mask: PNG of class indices; empty without one.
+      mask: PNG of class indices; empty without a mask.
       weight: weight in the loss; None when the source has none.
       extra: user columns by name.
     """

@@ -1,1 +1,1 @@
-"""Side-by-side measurements; `make bench` runs them."""
+"""Comparisons with baselines, measured in the same run; `make bench` runs them."""

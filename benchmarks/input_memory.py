@@ -1,4 +1,4 @@
-"""Compares the resident memory over one epoch, in a separate process, with the byte budget of the options."""
+"""Compares the resident memory during one epoch, in a separate process, with the byte budget of the options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def line(name: str, row: Mapping[str, Any]) -> str:
     levels = (
         f"{row['start_mb']:,.0f} MB at the start, then {row['second_quarter_mb']:,.0f} to {row['last_quarter_mb']:,.0f}"
     )
-    above = f"at most {row['peak_above_mb']:,.0f} above, {row['of_budget']:.2f} of a budget of {row['budget_mb']:,.0f}"
+    above = f"at most {row['peak_above_mb']:,.0f} more, {row['of_budget']:.2f} of a budget of {row['budget_mb']:,.0f}"
     goals = f"(goals {row['growth_goal']:.0%}, {row['of_budget_goal']})"
     return f"{name:<60}{levels}: growth {row['growth']:.1%}, {above} {goals}"
 

@@ -125,7 +125,7 @@ def link_subset(source: Path, directory: Path, count: int) -> None:
     """
     total = len(list_images(source))
     if total < count:
-        raise ValueError(f"{source} holds {total} photographs in class folders; {count} were asked for")
+        raise ValueError(f"{source} has {total} photographs in class folders; {count} are required")
     link_first(source, count, directory)
 
 

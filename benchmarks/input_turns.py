@@ -1,4 +1,4 @@
-"""Alternating measurements of pipelines in one process: images/s of ours, the naive one and a bare decode."""
+"""Alternating measurements of pipelines in one process: images/s of Feedline, a naive pipeline and a bare decode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Measures a listing by one thread and by several: `python -m benchmarks.listing [--objects N] [--delay-ms MS]`.
+"""Compares listing with one and with eight threads: `python -m benchmarks.listing [--objects N] [--delay-ms MS]`.
 
-The store is a sorted list of made names in this process. Each of its pages has 1,000 names and takes a delay, as an
-answer of a store does. Prints the seconds, their ratio, and the requests of each page.
+The store is a sorted list of generated names in this process. Each request returns a page of 1,000 names after a delay,
+like a request to a real store. Prints the seconds, their ratio, and the number of requests per page of names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CLASSES = 1000
 
 
 def in_folders(count: int) -> list[str]:
-    """Returns names in a thousand folders, as those of ImageNet: `n01234567/n01234567_89.JPEG`."""
+    """Returns names in a thousand folders, in the form of ImageNet: `n01234567/n01234567_89.JPEG`."""
     folders = [f"n{number * 15_073:08}" for number in range(_CLASSES)]
     each = -(-count // _CLASSES)
     return [f"{folder}/{folder}_{number}.JPEG" for folder in folders for number in range(each)][:count]
 
 
 def numbered(count: int) -> list[str]:
-    """Returns numbers in one folder: `images/000000123456.jpg`."""
+    """Returns names that are numbers, in one folder: `images/000000123456.jpg`."""
     return [f"images/{number:012}.jpg" for number in range(count)]
 
 
@@ -56,7 +56,7 @@ class Store:
 
 
 def main() -> None:
-    """Lists each kind of names alternately by one thread and by several, and prints medians of three rounds."""
+    """Lists the names of each kind alternately with one and with eight threads, and prints medians of three rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--objects", type=int, default=200_000)
     parser.add_argument("--delay-ms", type=float, default=50)
@@ -71,10 +71,10 @@ def main() -> None:
                 objects = sum(1 for _ in list_in_order(store.pages, threads))
                 turns.append(time.perf_counter() - start)
                 requests[threads] = (store.requests - before) * _PAGE / objects
-        one, several = map(statistics.median, seconds.values())
+        single, parallel = map(statistics.median, seconds.values())
         print(
-            f"{kind}: {one:.1f} s by one thread, {several:.1f} s by eight, ratio {one / several:.1f}; "
-            f"{requests[8]:.2f} requests a page"
+            f"{kind}: {single:.1f} s by one thread, {parallel:.1f} s by eight, ratio {single / parallel:.1f}; "
+            f"{requests[8]:.2f} requests per page"
         )
 
 

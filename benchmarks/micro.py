@@ -57,10 +57,10 @@ def _image_facts(encoded: list[bytes]) -> None:
     with io.BytesIO() as stream:
         Image.fromarray(pixels[0][:32, :32]).save(stream, "PNG")
         small = [(stream.getvalue(), read_header(stream.getvalue()))] * _IMAGES
-    _show("decode of a PNG of 32x32, as training calls it", small, lambda file: decode.decode_checked(file[0]))
-    _show("decode of a PNG of 32x32, its header known", small, lambda file: decode.decode_checked(file[0], 1, file[1]))
+    _show("decode of a PNG of 32x32, as in training", small, lambda file: decode.decode_checked(file[0]))
+    _show("decode of a PNG of 32x32, with its header", small, lambda file: decode.decode_checked(file[0], 1, file[1]))
     _show("moments, interleaved", pixels, cv2.meanStdDev)
-    _show("moments, a plane at a time", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
+    _show("moments, plane by plane", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
     _show("pixels, .numpy()", tensors, lambda tensor: tensor.numpy())
     _show("pixels, memoryview", tensors, lambda tensor: np.asarray(memoryview(tensor)))
     _show("row, asdict", [facts] * 50, dataclasses.asdict)
@@ -85,7 +85,7 @@ def _reading(files: list[str]) -> None:
 
 
 def _crops(paths: list[Path]) -> None:
-    """Random crops to 224, as training does them, of photographs enlarged to 2000x1500, and as they are."""
+    """Measures the random crops of training to 224, of photographs of 500x375 and enlarged to 2000x1500."""
     for size in ((2000, 1500), (500, 375)):
         encoded = []
         for path in paths:
@@ -107,13 +107,13 @@ def _crops(paths: list[Path]) -> None:
 
             pixels = images.batch(50).map(draw).unbatch().map(crop)
             _report(f"{size[0]}x{size[1]}, {spec}", lambda pixels=pixels: [None for _ in pixels], len(encoded))
-        worse = [_difference(data, draw, sides) for draw, data in enumerate(encoded)]
-        scaled, whole = np.mean(worse, axis=0)
+        differences = [_difference(data, draw, sides) for draw, data in enumerate(encoded)]
+        scaled, whole = np.mean(differences, axis=0)
         print(f"{size[0]}x{size[1]}, mean difference to Pillow's box filter: {scaled:.2f}, {whole:.2f} without scaling")
 
 
 def _difference(data: bytes, draw: int, sides: dict[str, tf.Tensor]) -> tuple[float, float]:
-    """Returns how far a scaled crop, and the same crop of the whole image, are from an area filter, in levels."""
+    """Returns the mean differences in levels of a scaled and of an unscaled crop to the same crop by an area filter."""
     op, features = DecodeRandomCrop(side=224), {IMAGE: tf.constant(data), **sides}
     uniforms = rng.uniform_for_chain(tf.constant([draw, 0], tf.int32), [op.random_count], 0)[0]
     top, left, rows, columns, _ = op.window(features, uniforms).numpy()

@@ -3,9 +3,9 @@
 Pictures of four kinds are stored as JPEG of quality 95, and again after a change. Prints one row per change with the
 recall, the share of pictures that match their changed version; then the precision: the share of matching pairs, among
 originals and their recompressed and scaled versions, that show the same picture. The kinds are crops of the two
-photographs of scikit-learn, with sides of 300 to 420 pixels, which overlap and therefore have no precision; 48 tiles of
-the photographs, enlarged four times and therefore without detail; one to three shapes on white; and small parts of the
-crops on white.
+photographs of scikit-learn, with sides of 300 to 420 pixels, whose precision is undefined because they overlap; 48
+tiles of the photographs, enlarged four times and therefore blurred; one to three shapes on white; and small parts of
+the crops on white.
 """
 
 from __future__ import annotations

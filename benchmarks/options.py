@@ -1,6 +1,6 @@
-"""`python -m benchmarks.options`: compares options of the input with the same work without them.
+"""`python -m benchmarks.options`: compares options of the input pipeline with the same pipeline without them.
 
-All pipelines alternate in one process, and results are medians of the rounds. The photographs are those of
+All pipelines are measured alternately in one process; results are medians of the rounds. The photographs are those of
 `benchmarks.input`; masks, tags and compressed copies are created from them.
 """
 
@@ -165,7 +165,7 @@ def files_subject(data: Data, files: Sequence[str]) -> Subject:
 
 
 def generator_subject(data: Data) -> Subject:
-    """Returns the subject that reads training batches of a generator with all images in memory."""
+    """Returns the subject that reads training batches from a generator, which has all images in memory."""
     from trainer import FOREVER, InputOptions, make_stream
     from trainer.bench.meter import dataset_subject
 

@@ -1,6 +1,6 @@
 """Measures scan and plan without images: `python -m benchmarks.plan [--images N]`.
 
-References are scanned into a temporary directory, and files of random facts are planned. The scan uses one thread, the
+The scan writes references to a temporary directory, the plan reads files of random facts. The scan uses one thread, the
 plan all cores. Prints seconds, images per second, and the growth of the peak resident memory since the start.
 """
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Measures the stages in sequence and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1_000_000)
-    parser.add_argument("--near-distance", type=int, default=3, help="bits, of the plan with near duplicates")
+    parser.add_argument("--near-distance", type=int, default=3, help="bits in which near duplicates may differ")
     parser.add_argument("--json", action="store_true", help="print the results as one line of JSON at the end")
     arguments = parser.parse_args()
     options = IngestOptions(source="photos", out="dataset", near_duplicates="off")
@@ -76,7 +76,7 @@ def _reference(number: int) -> ImageRef:
 
 
 def made_facts(images: int) -> Iterator[pa.Table]:
-    """Yields `EXAMINED` rows, one table per bucket as in the ingest; one row in a hundred is a copy."""
+    """Yields `EXAMINED` rows, one table per bucket as in the ingest; one row in a hundred is a duplicate."""
     random = np.random.default_rng(0)
     for start in range(0, images, _BUCKET):
         count = min(_BUCKET, images - start)
@@ -90,7 +90,7 @@ def made_facts(images: int) -> Iterator[pa.Table]:
 def examined_table(
     random: np.random.Generator, keys: Sequence[str], labels: Any, sha256: Sequence[str], **columns: Any
 ) -> pa.Table:
-    """Returns `EXAMINED` rows of made images; what is not given is random, empty, or the same for all."""
+    """Returns `EXAMINED` rows of generated images; columns without an argument are random, empty or constant."""
     count = len(keys)
     number = pa.array(random.integers(60_000, 200_000, count))
     moments = pa.ListArray.from_arrays(np.arange(0, 3 * count + 1, 3, np.int32), random.random(3 * count, np.float32))

@@ -1,7 +1,7 @@
 """Measures the readers of an image table without images: `python -m benchmarks.readers [--images N]`.
 
-Tables of made rows are written to a temporary directory, with manifests and without shards. Each reader runs in a
-process of its own. Prints seconds, and the growth of the peak resident memory since the imports of the reader.
+Tables of generated rows are written to a temporary directory, with manifests and without shards. Each reader runs in a
+separate process. Prints seconds, and the growth of the peak resident memory since the imports of the reader.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from trainer.input.index import load_index
 
 _SHARD_IMAGES = 2000
 _RECORD_BYTES = 100_000
-_EVAL_EVERY = 10  # buckets of the second split
+_EVAL_EVERY = 10  # every tenth bucket is in the second split
 
 
 def main() -> None:
-    """Writes two datasets of made rows, runs every reader and prints the results."""
+    """Writes two datasets of generated rows, runs every reader and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--readers", default=",".join(READERS), help=f"some of {','.join(READERS)}")
@@ -92,7 +92,7 @@ def write_rows(directory: str, images: int, changed: bool) -> None:
         )
         for split, count in counts.items()
     }
-    made = Manifest(
+    dataset = Manifest(
         source="made",
         options={},
         options_digest="",
@@ -105,7 +105,7 @@ def write_rows(directory: str, images: int, changed: bool) -> None:
         images=tuple(parts),
         tables={},
     )
-    manifest.write(made, directory)
+    manifest.write(dataset, directory)
 
 
 def _image_rows(facts: pa.Table, split: str, shard: np.ndarray, position: np.ndarray, changed: bool) -> pa.Table:
@@ -124,14 +124,14 @@ def _image_rows(facts: pa.Table, split: str, shard: np.ndarray, position: np.nda
         for name in ("label", "sha256"):
             values = facts[name].to_pylist()
             columns[name] = pa.array(
-                [f"other {value}" if bad else value for value, bad in zip(values, other, strict=True)]
+                [f"other {value}" if differs else value for value, differs in zip(values, other, strict=True)]
             )
     return pa.table(columns).select(schemas.IMAGES.names).cast(schemas.IMAGES)
 
 
 def _gate(dataset: str, baseline: str) -> None:
-    with open_dataset(dataset) as one, open_dataset(baseline) as other:
-        check_dataset(one, {}, GateLimits(), Baseline(other, "the last one"))
+    with open_dataset(dataset) as new, open_dataset(baseline) as old:
+        check_dataset(new, {}, GateLimits(), Baseline(old, "the old dataset"))
 
 
 def _report(dataset: str, _: str) -> None:
@@ -147,9 +147,9 @@ def _verify(dataset: str, _: str) -> None:
 
 
 def _export(dataset: str, _: str) -> None:
-    described = manifest.load(dataset)
+    loaded = manifest.load(dataset)
     with tempfile.TemporaryDirectory() as out:
-        descriptions.write_dali_index(dataset, described, tuple(described.splits), out)
+        descriptions.write_dali_index(dataset, loaded, tuple(loaded.splits), out)
 
 
 def _index(dataset: str, _: str) -> None:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-INTERVAL_S = 0.05  # interval between two measurements; decoders run until the ingest ends
+INTERVAL_S = 0.05  # between two measurements; longer-lived decoders are always measured
 
 
 def peak_bytes() -> int:
@@ -20,7 +20,7 @@ def peak_bytes() -> int:
 
 
 def family_bytes() -> int:
-    """Returns the resident memory of this process and its descendants in bytes; shared memory counts once (PSS)."""
+    """Returns the resident memory of this process and its descendants in bytes; shared memory is counted once (PSS)."""
     import psutil
 
     own, total = psutil.Process(), 0

@@ -1,10 +1,10 @@
-"""Measures what one process does for an ingest of many images, without images: `python -m benchmarks.scale`.
+"""Measures the single-process stages of an ingest of many images, without images: `python -m benchmarks.scale`.
 
-Facts are made: 5 % of the images are copies, 1 % are in groups of 2 to 500, and 1,000 classes have a long tail. They
-are planned with stratified splits, summaries of the planned shards are made, published, and the index of an epoch is
-read. Near duplicates are looked for as the ingest does by default. Each size runs in a process of its own. Prints
-seconds, the peak of the resident memory above that after the imports, and the most bytes of temporary files; and the
-seconds of ten times the images, with the slope that was measured.
+Facts are generated: 5 % of the images are duplicates, 1 % are in groups of 2 to 500, and 1,000 classes have a long
+tail. The facts are planned with stratified splits, summaries of the planned shards are generated and published, and the
+index of an epoch is read. Near duplicates are searched as in the ingest. Each size runs in a separate process. Prints
+seconds, the peak resident memory above that after the imports, and the maximum size of the temporary files; then the
+seconds for ten times as many images, extrapolated linearly from the two largest sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.stages import resume
-from beam_jobs.stages.publish import SourceFacts, publish, write_part
+from beam_jobs.stages.publish import RunProperties, publish, write_part
 from beam_jobs.stages.summary import Summary
 from beam_jobs.stages.write import SealedFile, ShardTask, Sidecar, shard_path, shard_tasks, sidecar_path
 from benchmarks.plan import examined_table
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=_SIZES)
     parser.add_argument("--memory-mb", type=int, default=1000, help="plan_memory_mb of the ingest")
     parser.add_argument("--near-duplicates", default=IngestOptions.near_duplicates, help="as in the ingest")
-    parser.add_argument("--scratch", help="directory for 750 bytes an image, with temporary files")
+    parser.add_argument("--scratch", help="directory for temporary files, 750 bytes per image")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -86,7 +86,7 @@ def _extrapolate(seconds: dict[int, dict[str, float]]) -> None:
     *_, small, large = [0, *sorted(seconds)]
     for stage, measured in seconds[large].items() if small else ():
         slope = (measured - seconds[small][stage]) / (large - small)
-        print(f"{10 * large:>13,} images  {stage:<8} {measured + 9 * large * slope:8.0f} s by the slope")
+        print(f"{10 * large:>13,} images  {stage:<8} {measured + 9 * large * slope:8.0f} s, extrapolated")
 
 
 def measure(images: int, memory_mb: int, near_duplicates: str, scratch: str) -> None:
@@ -113,8 +113,8 @@ def measure(images: int, memory_mb: int, near_duplicates: str, scratch: str) -> 
     for task in tasks:
         _make_summary(task, out, work)
     rejects = schemas.REJECTS.empty_table()
-    source_facts = SourceFacts(images=images, label_kind="single", work=work)
-    dataset = stages.run("publish", lambda: publish(options, plan, tasks, [rejects], source_facts))
+    run_properties = RunProperties(images=images, label_kind="single", work=work)
+    dataset = stages.run("publish", lambda: publish(options, plan, tasks, [rejects], run_properties))
     index = stages.run("index", lambda: load_index(out, manifest.load(out), "train"))
     if len(index.shard) != dataset.split("train").records:
         raise RuntimeError(f"the index has {len(index.shard)} records, the split {dataset.split('train').records}")
@@ -126,12 +126,12 @@ class _Stages:
     def __init__(self, spill: str) -> None:
         self._spill = Path(spill)
         self._start = psutil.Process().memory_info().rss
-        self._most = 0
+        self._spilled = 0
 
     def run(self, stage: str, work: Callable[[], object]) -> object:
         """Runs a stage, prints its figures, and returns its result."""
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak of the stage before
-        self._most = 0
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak of the previous stage
+        self._spilled = 0
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,))
         watch.start()
@@ -144,23 +144,23 @@ class _Stages:
             watch.join()
         detail = f"{sum(len(split.shards) for split in result.splits):,} shards" if isinstance(result, Plan) else ""
         figures = {"seconds": seconds, "mb_above_start": (peak_bytes() - self._start) / 1e6}
-        print(json.dumps({"stage": stage, **figures, "spilled_mb": self._most / 1e6, "detail": detail}), flush=True)
+        print(json.dumps({"stage": stage, **figures, "spilled_mb": self._spilled / 1e6, "detail": detail}), flush=True)
         return result
 
     def _watch(self, ended: threading.Event) -> None:
         while not ended.wait(_WATCH_S):
-            self._most = max(self._most, sum(_bytes(path) for path in self._spill.rglob("*")))
+            self._spilled = max(self._spilled, sum(_bytes(path) for path in self._spill.rglob("*")))
 
 
 def _bytes(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:  # it was removed meanwhile
+    except FileNotFoundError:  # the stage has removed it
         return 0
 
 
 def made_facts(images: int) -> Iterator[pa.Table]:
-    """Yields `EXAMINED` rows, a table of each bucket."""
+    """Yields `EXAMINED` rows, one table per bucket."""
     random = np.random.default_rng(0)
     tail = 1 / np.arange(1, _CLASSES + 1)
     names = pa.array([f"class-{number:03}" for number in range(_CLASSES)])
@@ -181,7 +181,7 @@ def made_facts(images: int) -> Iterator[pa.Table]:
 
 
 def _make_summary(task: ShardTask, out: str, work: str) -> None:
-    """Makes what a worker leaves of a shard, with a shard without content."""
+    """Writes the output of a worker for a shard: rows, summary, and a shard file of zeros."""
     size = 130_000 * task.rows.images
     path = shard_path(out, task)
     os.makedirs(os.path.dirname(path), exist_ok=True)

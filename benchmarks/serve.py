@@ -2,7 +2,7 @@
 
 Standard library only, because it also runs in the environments of the peers. It answers GET and HEAD with complete
 files, keeps connections open, and listens only on the loopback address. It shares the cores with its clients, so it
-does little work per request: `http.server` parses every header and costs several times as much.
+does little work per request: `http.server` parses every header and takes several times as long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLIENT_THREADS = 4
 def serving(directory: Path) -> Iterator[str]:
     """Serves a directory from a separate process; yields the URL of its root, with a slash at the end."""
     command = [sys.executable, "-m", "benchmarks.serve", str(directory.absolute())]
-    # The end of the block, or of this process, closes its standard input, which ends it and its forks.
+    # When the block or this process ends, the standard input of the server is closed, which ends it and its forks.
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().strip() if process.stdout else ""
         if not url:
@@ -75,7 +75,7 @@ def ceiling(base: str, names: Sequence[str], seconds: float = 1.0) -> float:
                 connection.sendall(request)
                 answer = connection.recv(_MAX_HEAD_BYTES)
                 if not answer.startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError(f"the server answered {answer[:20]!r} to {request!r}")
+                    raise RuntimeError(f"the server responded {answer[:20]!r} to {request!r}")
                 while connection.recv(1 << 20):
                     pass
         return 0
@@ -85,7 +85,7 @@ def ceiling(base: str, names: Sequence[str], seconds: float = 1.0) -> float:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; requests are answered in their order."""
+    """One connection; responses have the order of the requests."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -111,7 +111,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _answer(root: str, head: bytes) -> tuple[bytes, bool]:
-    """Returns the answer to a request and whether the connection stays open."""
+    """Returns the response to a request and whether the connection stays open."""
     line, _, headers = head.partition(b"\r\n")
     method, _, rest = line.decode("latin-1").partition(" ")
     target, _, version = rest.rpartition(" ")
@@ -157,7 +157,7 @@ def main() -> None:
     """Serves a directory until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 for a free port")
     arguments = parser.parse_args()
     if not arguments.directory.is_dir():
         parser.error(f"{arguments.directory} is not a directory")

@@ -14,7 +14,7 @@ CLASSES = 10
 
 
 def write_photographs(directory: Path, count: int, height: int = 375, width: int = 500) -> Path:
-    """Writes JPEG photographs of quality 92 in ten class folders; as random crops they have realistic entropy.
+    """Writes JPEG files of quality 92 in ten class folders: random crops of photographs, which have realistic entropy.
 
     Args:
       directory: parent of the class folders.

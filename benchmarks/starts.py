@@ -1,7 +1,7 @@
 """Compares the start-up costs of processes with alternatives: `python -m benchmarks.starts`.
 
-Prints medians of five rounds, in which the alternatives alternate: seconds of CPU time of new interpreters, and seconds
-of the clock of whole commands beside the import that each is held against.
+Prints medians of five rounds, in which the alternatives alternate: CPU seconds of new interpreters, and wall-clock
+seconds of complete commands, with their ratio to the time of an import.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COMMANDS: dict[str, str | list[str]] = {
     "import apache_beam": "import apache_beam",
     "ingest of 24 photographs": ["ingest", "{photographs}", "--out", "{new}"],
     "import click, yaml": "import click, yaml",
-    "a taken --out": ["ingest", "{photographs}", "--out", "{taken}"],
+    "an --out that has a dataset": ["ingest", "{photographs}", "--out", "{taken}"],
     "a source that does not exist": ["ingest", "{new}", "--out", "{new}"],
     "an unknown option": ["ingest", "{photographs}", "--outt", "{new}"],
 }
@@ -62,7 +62,7 @@ def main() -> None:
         _show(
             {
                 "imports of a decoder": _DECODER.format(left_out=pool.NOT_IMPORTED),
-                "the same, with all that TensorFlow finds": _DECODER.format(left_out=()),
+                "the same, with TensorFlow's optional imports": _DECODER.format(left_out=()),
             }
         )
         _show(
@@ -85,11 +85,11 @@ def _show_commands(paths: dict[str, str]) -> None:
             started = time.monotonic()
             subprocess.run([sys.executable, *program, *arguments], check=False, capture_output=True)
             times[name].append(time.monotonic() - started)
-    beside = 0.0
+    import_seconds = 0.0
     for name, seconds in times.items():
         median = statistics.median(seconds)
-        beside = median if isinstance(_COMMANDS[name], str) else beside
-        print(f"{name:<44} {median:6.2f} s  {median / beside:.2f} times the import")
+        import_seconds = median if isinstance(_COMMANDS[name], str) else import_seconds
+        print(f"{name:<44} {median:6.2f} s  {median / import_seconds:.2f} times the import")
 
 
 def _show(programs: dict[str, str]) -> None:

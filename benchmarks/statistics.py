@@ -36,8 +36,8 @@ def main(show: Callable[[str], object] = print) -> None:
         dataset = make_dataset(Path(scratch), arguments.images)
         result = worker(dataset)
     show(
-        f"{result['images']:,} images, {result['bytes'] / 1e6:,.0f} MB of records: {result['start_mb']:,.0f} MB at the "
-        f"start, {result['peak_mb']:,.0f} MB at most (limit {LIMIT_MB:,}), {result['seconds']:.1f} s"
+        f"{result['images']:,} images, {result['bytes'] / 1e6:,.0f} MB of records: {result['start_mb']:,.0f} MB after "
+        f"imports, {result['peak_mb']:,.0f} MB at most (limit {LIMIT_MB:,}), {result['seconds']:.1f} s"
     )
     if result["peak_mb"] > LIMIT_MB:
         raise SystemExit(1)

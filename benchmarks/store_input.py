@@ -1,7 +1,7 @@
-"""Measures training input from Google Storage beside local files: `python -m benchmarks.store_input [--delay-ms MS]`.
+"""Compares training input from Google Storage and local files: `python -m benchmarks.store_input [--delay-ms MS]`.
 
-A process on loopback answers as the JSON API of Google Storage does, each answer after a delay. Prints for each order
-images/s from both, as medians of three rounds in turns, their ratio, and what one epoch asks for.
+A local server implements the JSON API of Google Storage; each response has a delay. For each order, prints images/s
+from both, as medians of three alternating rounds, their ratio, and the bytes and requests of one epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EPOCHS = 10  # measured in a round, after the first batch
 
 
 def main() -> None:
-    """Makes a dataset, and reads it from both places in turns."""
+    """Creates a dataset, and reads it alternately from the disk and from the server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=2000, help="photographs of 500x375 pixels")
     parser.add_argument("--delay-ms", type=float, default=100)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def compare(images: int, delay_ms: float) -> None:
-    """Prints a line for each order."""
+    """Prints a line of results for each order."""
     from beam_jobs import ingest
     from beam_jobs.options import IngestOptions
 
@@ -65,13 +65,13 @@ def compare(images: int, delay_ms: float) -> None:
                     before = _counts(url)
                     store = _run_reader(f"gs://{_BUCKET}/dataset", shuffle, url)
                     rates["store"].append(store["images_per_s"])
-                    asked = {name: count - before[name] for name, count in _counts(url).items()}
+                    used = {name: count - before[name] for name, count in _counts(url).items()}
                 local, remote = (statistics.median(values) for values in rates.values())
                 epochs = store["epochs"]
                 print(
                     f"{shuffle:<8} {local:7,.0f} images/s local, {remote:7,.0f} from the store, ratio "
-                    f"{remote / local:.2f}; an epoch: {asked['bytes'] / epochs / record_bytes:.2f} of the bytes of its "
-                    f"records, {asked['bytes'] / asked['requests'] / 1e6:.1f} MB a request",
+                    f"{remote / local:.2f}; an epoch: {used['bytes'] / epochs / record_bytes:.2f} of the bytes of its "
+                    f"records, {used['bytes'] / used['requests'] / 1e6:.1f} MB per request",
                     flush=True,
                 )
 
@@ -110,7 +110,7 @@ def _counts(url: str) -> dict[str, int]:
 
 
 def serve(root: Path, delay_s: float) -> None:
-    """Serves the files below a directory as objects until it is ended, and prints its URL first."""
+    """Serves the files below a directory as objects until the process is ended; first prints the URL."""
     counts, lock = {"requests": 0, "bytes": 0}, threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -131,7 +131,7 @@ def serve(root: Path, delay_s: float) -> None:
                 self._send(200, json.dumps(_metadata(name, path.read_bytes())).encode())
                 return
             first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
-            with path.open("rb") as file:  # no more than is asked for: the reader has the same cores
+            with path.open("rb") as file:  # reads only the requested range: the client runs on the same cores
                 file.seek(int(first))
                 part = file.read(int(last) + 1 - int(first) if last else -1)
             with lock:

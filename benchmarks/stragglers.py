@@ -1,11 +1,11 @@
-"""How long the last unit of a job holds the others: a simulation with the sizes of photographs.
+"""Simulates how much the last units of a job prolong it, with the sizes of photographs.
 
     python -m benchmarks.stragglers --images 100000 1000000 10000000
 
-Cores take the units of examining in a random order, as a service gives them, each the next one when it is free. The
-time of an image is proportional to its bytes, which have a Pareto distribution. Its shape is 6.3, the Hill estimate of
-the largest tenth of 3,000 photographs of 500 x 375 pixels, and for comparison 2.5, a much heavier tail. The ideal is
-the time if the bytes were divided evenly among the cores of the workers that are started, at most `--workers`.
+Units of work (buckets of images to examine) are assigned in random order, each to the next free core. The time of an
+image is proportional to its bytes, which have a Pareto distribution. Its shape is 6.3, the Hill estimate of the largest
+tenth of 3,000 photographs of 500 x 375 pixels, and for comparison 2.5, a much heavier tail. The ideal time is the time
+if the bytes were divided evenly among the cores of the workers that are started, at most `--workers`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ IMAGES = (100_000, 1_000_000, 10_000_000)
 
 
 def unit_sizes(images: int, shape: float) -> np.ndarray:
-    """Returns the sum of the sizes of the images of each unit, relative to the smallest image; the last is smaller."""
+    """Returns the sum of the image sizes of each unit, relative to the smallest image; the last unit is smaller."""
     generator, per_unit = np.random.default_rng(0), IngestOptions.bucket_images
     counts = [per_unit] * (images // per_unit) + [images % per_unit] * bool(images % per_unit)
     return np.array([1 + generator.pareto(shape, count).mean() for count in counts]) * counts
 
 
 def excess(sizes: np.ndarray, max_workers: int) -> tuple[int, float]:
-    """Returns the workers that a job begins with, and the time of the job divided by the ideal one."""
+    """Returns the number of workers of a job at its start, and the time of the job divided by the ideal time."""
     pool = DataflowPool(region="", machine_type="", cores=CORES, min_workers=0, max_workers=max_workers)
     slots = pool.workers(len(sizes)) * CORES
     ends = [0.0] * slots
@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> None:
     for shape in SHAPES:
         for images in given.images:
             sizes = unit_sizes(images, shape)
-            for most in given.workers:
-                workers, ratio = excess(sizes, most)
-                row = {"shape": shape, "images": images, "units": len(sizes), "max_workers": most, "workers": workers}
-                sys.stdout.write(f"{json.dumps({**row, 'of_ideal': round(ratio, 3)})}\n")
+            for max_workers in given.workers:
+                workers, ratio = excess(sizes, max_workers)
+                row = {"shape": shape, "images": images, "units": len(sizes), "max_workers": max_workers}
+                sys.stdout.write(f"{json.dumps({**row, 'workers': workers, 'of_ideal': round(ratio, 3)})}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The TFX components of Feedline. The module `component` of a package has the component and its executor.
+"""The TFX components of Feedline. A component and its executor are in the module `component` of a package.
 
   image_example_gen.component.ImageExampleGen: raw images, or a published dataset -> `Examples`
   schema.component.InferredSchema: statistics and dataset -> `Schema`, for review
@@ -11,10 +11,10 @@
 
   evaluation.results.EvaluateOptions: the requirements for a model to be pushed
 
-Without a pipeline:
+Functions that need no pipeline:
 
   dataset_report.render.render: the HTML page of a published dataset
-  evaluation.results.load_evaluation: the figures of Evaluator, as plain values
+  evaluation.results.load_evaluation: the results of Evaluator, as plain values
 
 Example:
   from beam_jobs import IngestOptions

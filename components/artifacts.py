@@ -1,4 +1,4 @@
-"""Artifact types of Feedline, and the existence check of datasets in stores that TensorFlow does not support."""
+"""Artifact types of Feedline, and a TFX filesystem for datasets in stores that TensorFlow does not support."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tfx.types.artifact import Artifact
 
 from beam_jobs import storage
 
-Artifacts = dict[str, list[Artifact]]  # the inputs or outputs of a node by their keys, as TFX gives them
+Artifacts = dict[str, list[Artifact]]  # key -> artifacts, the inputs or outputs of a component as TFX passes them
 
 
 class DatasetVerdict(Artifact):
-    """The verdict of the gate: `verdict.json`."""
+    """`verdict.json`: the results of all checks of the gate; not published if the gate stops the pipeline."""
 
     TYPE_NAME = "DatasetVerdict"
 
@@ -23,13 +23,13 @@ class HtmlReport(Artifact):
 
 
 class StoreFiles(filesystem.Filesystem):
-    """Adopted datasets in `s3://`. TFX only checks that they exist, before it uses the cached output of a run."""
+    """Filesystem of adopted datasets in `s3://`. TFX only checks that a cached output exists before using it."""
 
     SUPPORTED_SCHEMES = ("s3://",)
 
     @staticmethod
     def exists(path: filesystem.PathType) -> bool:
-        """Returns whether an object of this name exists, or one below it."""
+        """Returns whether an object with this name exists, or an object in a folder with this name."""
         name = path.decode() if isinstance(path, bytes) else path
         return storage.exists(name) or any(True for _ in storage.list_objects(name))
 

@@ -1,12 +1,12 @@
 """Blessed models: the previous one as the baseline of Evaluator, and the atomic push of a new one.
 
-The baseline is the newest blessed model that is older than the candidate and has the same description, that is, classes
-and records. TFX's LatestBlessedModelStrategy does not consider the candidate. In a second run on unchanged inputs it
-resolves the candidate itself, so that Evaluator misses the cache and compares the model with itself. It does not
-consider classes either: TFMA fails for a model of fewer classes, and compares wrong classes for a model of others.
+The baseline is the newest blessed model that is older than the candidate and has the same description: the classes and
+the format of the records. TFX's LatestBlessedModelStrategy ignores the candidate. In a second run on unchanged inputs,
+it returns the candidate itself, so that Evaluator misses the cache and compares the model with itself. It also ignores
+the classes: TFMA fails if the baseline has fewer classes, and compares wrong classes if it has different ones.
 
-The push is atomic, and pushes a model once. TFX's Pusher copies the files into the directory of the version. After an
-interruption an incomplete version remains, and a retry pushes the same model again, under another version.
+The push is atomic, and is not repeated for the same model. TFX's Pusher copies the files into the directory of the
+version. After an interruption, an incomplete version remains, and a retry pushes the model again as another version.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ BLESSING_KEY = "model_blessing"
 
 
 class BlessedBeforeStrategy(resolver.ResolverStrategy):
-    """Resolves `model` to the baseline of `candidate`, at most one model."""
+    """Resolves `model` to the baseline of `candidate`, or to no model."""
 
     def __init__(self, description: str) -> None:
         """Builds the strategy.
 
         Args:
-          description: name of a file in a SavedModel; models can be compared if its content is equal.
+          description: name of the description file in a SavedModel; models are comparable if its content is equal.
         """
-        self._description = description
+        self._description_name = description
 
     def resolve_artifacts(self, store: MetadataStore, input_dict: Artifacts) -> Artifacts:
         """Returns the inputs with only the baseline under `model` and its blessing under `model_blessing`.
 
         Args:
           store: store of ML Metadata.
-          input_dict: the model of this run under `candidate`, all models and all blessings.
+          input_dict: this run's model under `candidate`, all models under `model`, blessings under `model_blessing`.
         """
         [candidate] = input_dict[CANDIDATE_KEY]
         blessings = {
@@ -68,16 +68,16 @@ class BlessedBeforeStrategy(resolver.ResolverStrategy):
             if description and self._read_description(model) == description:
                 return {CANDIDATE_KEY: [candidate], MODEL_KEY: [model], BLESSING_KEY: [blessings[model.id]]}
             logging.warning(
-                "the model blessed in %s is no baseline: its classes or its records are others, or it was deleted",
+                "the model blessed in %s is no baseline: it has other classes, reads other records, or was deleted",
                 os.path.basename(model.uri),
             )
         return {CANDIDATE_KEY: [candidate], MODEL_KEY: [], BLESSING_KEY: []}
 
     def _read_description(self, model: types.Artifact) -> bytes:
-        """Returns the description of a model; empty without one."""
+        """Returns the content of the description file of a model; empty if the file does not exist."""
         directory = path_utils.serving_model_path(model.uri)
         try:
-            return storage.read_bytes(storage.join(directory, self._description))
+            return storage.read_bytes(storage.join(directory, self._description_name))
         except OSError:
             return b""
 
@@ -93,11 +93,11 @@ def blessed_model(candidate: types.BaseChannel, description: str) -> Resolver:
       evaluator = Evaluator(model=trainer.outputs["model"], baseline_model=blessed.outputs["model"], ...)
 
     Args:
-      candidate: the model of this run.
-      description: name of a file in a SavedModel; models can be compared if its content is equal.
+      candidate: channel of the model of this run.
+      description: name of the description file in a SavedModel; models are comparable if its content is equal.
 
     Outputs:
-      model: `Model`, at most one: the newest blessed one that is older than the candidate and has its description.
+      model: `Model`, at most one: the newest blessed model that is older than the candidate and comparable with it.
     """
     return Resolver(
         strategy_class=BlessedBeforeStrategy,
@@ -114,12 +114,12 @@ PARTIAL_PREFIX = ".pushing-"  # not numeric, so that model servers and `feedline
 
 
 class PusherExecutor(pusher.Executor):
-    """Pushes a model by renaming a directory."""
+    """Pushes a model by renaming a complete directory."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Pushes the model if it was blessed and its training did not diverge.
 
-        For an object store, which cannot rename, it calls the executor of TFX.
+        To an object store, which cannot rename directories, the executor of TFX pushes it.
         """
         destination = pusher_pb2.PushDestination()
         proto_utils.json_to_proto(exec_properties[standard_component_specs.PUSH_DESTINATION_KEY], destination)
@@ -147,42 +147,42 @@ def push_model(model: str, base: str) -> str:
       base: directory of the numbered versions.
 
     Returns:
-      the name of the version: the newest one if it is this model, else a new one, named by the time in seconds.
+      name of the version: the newest version if it has the same files, else a new version, named after the Unix time.
 
     Raises:
-      OSError: the model cannot be written; no version was added.
+      OSError: the model cannot be written; no version was created.
     """
-    newest = max((int(name) for name in storage.list_dirs(base) if name.isdigit()), default=0)
-    if newest and _digests(os.path.join(base, str(newest))) == _digests(model):
-        return str(newest)
-    version = str(max(int(time.time()), newest + 1))  # also if the clock was set back
+    newest_version = max((int(name) for name in storage.list_dirs(base) if name.isdigit()), default=0)
+    if newest_version and _file_digests(os.path.join(base, str(newest_version))) == _file_digests(model):
+        return str(newest_version)
+    version = str(max(int(time.time()), newest_version + 1))  # also if the clock was set back
     publish_model(model, os.path.join(base, version))
     return version
 
 
 def publish_model(model: str, version: str) -> None:
-    """Copies a model into a local directory, atomically; replaces an existing one.
+    """Copies a model into a local directory, atomically; replaces an existing directory.
 
     Args:
       model: directory of a SavedModel.
-      version: directory of a numbered version.
+      version: directory to create, whose name is the number of the version.
 
     Raises:
       OSError: the model cannot be written.
     """
-    partial = os.path.join(os.path.dirname(version), PARTIAL_PREFIX + os.path.basename(version))
-    storage.remove_tree(partial)
+    partial_dir = os.path.join(os.path.dirname(version), PARTIAL_PREFIX + os.path.basename(version))
+    storage.remove_tree(partial_dir)
     try:
-        _copy_tree(model, partial)
+        _copy_tree(model, partial_dir)
         storage.remove_tree(version)
-        storage.rename(partial, version)
+        storage.rename(partial_dir, version)
     except BaseException:
-        storage.remove_tree(partial)
+        storage.remove_tree(partial_dir)
         raise
 
 
 def _copy_tree(source: str, target: str) -> None:
-    """Copies a tree; writes and syncs every file atomically."""
+    """Copies a directory with its subdirectories; writes and syncs every file atomically."""
     for directory, _, names in os.walk(source):
         target_directory = os.path.join(target, os.path.relpath(directory, source))
         storage.make_dirs(target_directory)
@@ -194,8 +194,8 @@ def _copy_tree(source: str, target: str) -> None:
                 shutil.copyfileobj(stream, out)
 
 
-def _digests(directory: str) -> dict[str, tuple[int, str]]:
-    """Returns relative path -> size and sha256 of every file."""
+def _file_digests(directory: str) -> dict[str, tuple[int, str]]:
+    """Returns relative path -> size and sha256, for every file of a directory and its subdirectories."""
     paths = [os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names]
     return {os.path.relpath(path, directory): storage.digest(path) for path in paths}
 

@@ -1,4 +1,4 @@
-"""TFDV statistics of a dataset: of small numbers and categories, without images, keys, URIs and hashes."""
+"""TFDV statistics of the numbers and categories of a dataset, without images, keys, URIs and hashes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _ANNOTATIONS = (
     *(record.OBJECT_PREFIX + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax")),
     *(record.OBJECT_PREFIX + name for name in ("area", "is_crowd", "class/label", "class/text")),
 )
-# Class indices are categories: the statistic of interest is the frequency of each, not their mean.
+# Class indices are categories: TFDV counts each index instead of computing a mean.
 _CATEGORIES = (record.LABEL, record.OBJECT_LABEL)
-# Number of values with a count each. TFDV detects unseen values only among these; its default of 1,000 is below the
-# number of classes of many datasets.
+# Maximum number of values that TFDV counts per feature. It detects new values only among counted ones; its default of
+# 1,000 is below the number of classes of many datasets.
 _COUNTED_VALUES = 1 << 15
 
 
 def statistics_options(extra: Sequence[str]) -> tfdv.StatsOptions:
     """Returns the options of StatisticsGen.
 
-    It lists the features explicitly, because TFDV would count images as the values of a category. TFDV ignores listed
-    features that a dataset does not have.
+    The options list the features, because TFDV would otherwise count images as the values of a category. TFDV ignores
+    listed features that a dataset does not have.
 
     Args:
       extra: names of the user columns, without `extra/`.
@@ -75,28 +75,28 @@ def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistic
         statistics = standard_artifacts.ExampleStatistics()
         statistics.uri = str(Path(scratch) / "statistics")
         try:
-            _generate(examples, statistics, statistics_options(dataset.options["columns"]["extra"]), scratch)
+            _run_statistics_gen(examples, statistics, statistics_options(dataset.options["columns"]["extra"]), scratch)
         except (OSError, ValueError) as error:
-            raise unreadable(directory, error) from error
+            raise unreadable_error(directory, error) from error
         split_statistics = load_statistics(statistics)
     for name, info in dataset.splits.items():
         if (count := split_statistics[name].datasets[0].num_examples) != info.records:
-            raise CorruptDataset(f"{directory} has {count:,} records in {name}, its manifest says {info.records:,}")
+            raise CorruptDataset(f"{directory} has {count:,} records in {name}, its manifest has {info.records:,}")
     return split_statistics
 
 
-def unreadable(directory: str, error: Exception) -> CorruptDataset:
+def unreadable_error(directory: str, error: Exception) -> CorruptDataset:
     """Returns the error for a shard that Beam cannot read.
 
     Args:
       directory: directory of the dataset.
       error: exception of Beam, whose message contains the record.
     """
-    reason = str(error).partition(": b'")[0]  # the rest is the record
+    reason = str(error).partition(": b'")[0]  # the record follows
     return CorruptDataset(f"{directory} cannot be read: {reason}; `feedline verify` says more")
 
 
-def _generate(examples: Artifact, statistics: Artifact, options: tfdv.StatsOptions, scratch: str) -> None:
+def _run_statistics_gen(examples: Artifact, statistics: Artifact, options: tfdv.StatsOptions, scratch: str) -> None:
     context = BaseBeamExecutor.Context(
         beam_pipeline_args=list(LOCAL_BEAM_ARGS), tmp_dir=str(Path(scratch) / "tmp"), unique_id="statistics"
     )

@@ -1,7 +1,7 @@
-"""Feedline under one name: from a folder of images to datasets for `model.fit`.
+"""The main names of Feedline: from a folder of images to datasets for `model.fit`.
 
-`beam_jobs` and `trainer` have all public names. These are the ones that most scripts need, and importing them loads
-nothing until it is used.
+`beam_jobs` and `trainer` define all public names; this package has the names that most scripts need. The import loads
+no module before a name is used.
 
 From images to a dataset:
   ingest: `beam_jobs.run`
@@ -11,7 +11,7 @@ From images to a dataset:
 From a dataset to a model:
   keras_datasets: the splits of a dataset for `model.fit`
   make_dataset, InputOptions: one split as batches of (features, label)
-  export, predict: a SavedModel, and the classes of files by it: `trainer.export`, `trainer.predict_files`
+  export, predict: writes a SavedModel, and classifies files with it: `trainer.export`, `trainer.predict_files`
 
 Errors:
   FeedlineError: base class; the message is one line with a remedy
@@ -50,7 +50,7 @@ __all__ = [
     "verify",
 ]
 
-_NAMES = {"ingest": "run", "verify": "verify_dataset", "predict": "predict_files"}  # where the packages have others
+_ORIGINAL_NAMES = {"ingest": "run", "verify": "verify_dataset", "predict": "predict_files"}  # name -> original name
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
@@ -58,7 +58,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         """Loads a public name at the first access."""
         if name not in __all__:
             raise AttributeError(f"module 'feedline' has no attribute {name!r}; it has {', '.join(__all__)}")
-        attribute = _NAMES.get(name, name)
+        attribute = _ORIGINAL_NAMES.get(name, name)
         globals()[name] = value = getattr(beam_jobs if attribute in beam_jobs.__all__ else trainer, attribute)
         return value
 

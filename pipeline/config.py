@@ -1,6 +1,6 @@
 """The configuration of a pipeline, composed of the options of its parts, and the search for placeholders in it.
 
-A placeholder is a word of an example that was not replaced, such as BUCKET in `gs://BUCKET/DIR`.
+A placeholder is a word of an example, such as BUCKET in `gs://BUCKET/DIR`, that the user has to replace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from components.image_example_gen import check_dataset
 from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions, TrainOptions
 
-# Names of buckets and images have no capitals and no brackets.
+# Valid names of buckets and images contain no capitals and no brackets.
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_-]*|.*[<>{}$].*")
 
 
@@ -46,11 +46,11 @@ def placeholder_in_image(image: str) -> str:
     return next((part for part in parts if _PLACEHOLDER.fullmatch(part)), "")
 
 
-LOCK_NAME, LOG_NAME = ".lock", "run.log"  # in the root
-# Sections of the settings of targets, which run the pipeline; each target checks its own section.
+LOCK_NAME, LOG_NAME = ".lock", "run.log"  # file names in the root
+# Sections for targets, the systems that run the pipeline; each target checks its own section.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")
-# Settings of an ingest without effect in a pipeline, which writes each dataset into a new directory.
-NOT_IN_A_PIPELINE = tuple(name for name, item in fields(IngestOptions).items() if not item.field.in_pipeline)
+# Ingest settings that a pipeline does not allow, because it writes each dataset into a new directory.
+NOT_IN_A_PIPELINE = tuple(name for name, option in fields(IngestOptions).items() if not option.field.in_pipeline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class DataShape:
     """Properties of the data that the pipeline needs before it runs.
 
     Attributes:
-      splits: names of the splits, in order; the first trains, the second evaluates.
+      splits: names of the splits, in order; the first is for training, the second for evaluation.
       extra: names of the user columns, without `extra/`.
       facts: kind of the image facts, `all` or `basic`.
-      is_weighted: whether records hold the weight of their image.
-      raw_side_px: height and width of stored pixels; None when records hold image files.
+      is_weighted: whether records contain the weight of their image.
+      raw_side_px: height and width of stored pixels; None when records contain image files.
       label_kind: label kind of an adopted dataset, one of `types.LABEL_KINDS`; empty for an ingest.
     """
 
@@ -80,12 +80,12 @@ class PipelineConfig(Options):
 
     Attributes:
       name: name of the pipeline in ML Metadata; runs with the same name share their cache.
-      root: directory for all files that the pipeline writes; a remote one, such as `gs://bucket/work`, needs another
-        runner than the local one.
+      root: directory for all files that the pipeline writes. The local runner does not accept a remote one, such as
+        `gs://bucket/work`.
       ingest: source of the images and options of the dataset; None when `dataset` is adopted instead.
-      dataset: published dataset to adopt instead of ingesting, never copied.
-      span: number for `{SPAN}` in the source or the dataset; the newest when None.
-      version: number for `{VERSION}` in them; the newest of the span when None.
+      dataset: published dataset to use instead of an ingest; it is not copied.
+      span: number that replaces `{SPAN}` in the source or the dataset; None selects the newest span.
+      version: number that replaces `{VERSION}` in the same path; None selects the newest version of the span.
       schema: reviewed schema file. If it does not exist, the first run writes it, for review; empty infers a schema in
         every run.
       gate: limits of the dataset.
@@ -93,8 +93,8 @@ class PipelineConfig(Options):
       input: options of the input pipeline.
       train: options of the training.
       evaluate: limits of the model.
-      beam_args: arguments of the Beam runner of the components; by default it runs in their process. Those of Dataflow
-        are checked and completed as the settings of `engine`.
+      beam_args: arguments of the Beam runner of the components; the default runs Beam in the process of the component.
+        Arguments for Dataflow are checked and completed like the settings of `engine`.
     """
 
     root: str
@@ -115,20 +115,20 @@ class PipelineConfig(Options):
         if not self.root:
             raise OptionError("root is empty; name a directory for everything the pipeline writes")
         if (self.ingest is None) == (not self.dataset):
-            data = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
-            raise OptionError(f"the pipeline was given {data}; name ingest.source, or a published dataset to adopt")
+            conflict = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
+            raise OptionError(f"the configuration has {conflict}; set ingest.source, or dataset to a published dataset")
         if self.schema and not os.path.isfile(self.schema):
             self._check_new_schema()
         spans.check(self.pattern, self.span, self.version)
         if self.train.strategy == "multi_worker":
             raise OptionError(
                 "train.strategy is multi_worker, and a pipeline runs in one process; start `trainer.job.fit` on every "
-                "worker, on a dataset that `ingest` made",
+                "worker, with a dataset that `feedline ingest` wrote",
                 ["train.strategy"],
             )
-        component_arguments(self.beam_args, image="of the target")  # which image, `create_pipeline` knows
+        component_arguments(self.beam_args, image="placeholder")  # only checks; `create_pipeline` sets the image
         if self.ingest:
-            self.data()  # an adopted dataset is read later
+            self.data()  # checks the options; an adopted dataset is read later
 
     @property
     def pattern(self) -> str:
@@ -142,32 +142,32 @@ class PipelineConfig(Options):
 
     def resolved(self) -> PipelineConfig:
         """Returns the same configuration with absolute paths."""
-        ingest = self.ingest and dataclasses.replace(self.ingest, source=_absolute(self.ingest.source))
+        ingest = self.ingest and dataclasses.replace(self.ingest, source=_absolute_if_local(self.ingest.source))
         return dataclasses.replace(
             self,
-            root=_absolute(self.root),
+            root=_absolute_if_local(self.root),
             ingest=ingest,
-            dataset=self.dataset and _absolute(self.dataset),
+            dataset=self.dataset and _absolute_if_local(self.dataset),
             schema=self.schema and os.path.abspath(self.schema),
         )
 
     def _check_new_schema(self) -> None:
         if os.path.exists(self.schema) or not os.path.isdir(os.path.dirname(os.path.abspath(self.schema))):
             raise OptionError(
-                f"schema is {self.schema!r}, which is not a file, and cannot be created; name a file, or "
-                "a new one in a directory that exists"
+                f"schema is {self.schema!r}, which is not a file, and cannot be created; name an existing "
+                "file, or a new file in an existing directory"
             )
 
     def resolved_source(self) -> str:
         """Returns the path of the images or of the adopted dataset, with span and version filled in.
 
         Raises:
-          SourceError: there is no such span or version.
+          SourceError: the span or version does not exist.
         """
         return spans.resolve(self.pattern, self.span, self.version).source
 
     def data(self) -> DataShape:
-        """Returns the shape of the data; for an ingest, from its options, without access to the source.
+        """Returns the properties of the data; those of an ingest come from its options, the source is not read.
 
         Raises:
           UsageError: settings do not fit the data, or the adopted dataset cannot be used.
@@ -187,10 +187,11 @@ class PipelineConfig(Options):
             raw_side_px=pixels["side_px"] if pixels["policy"] == "raw" else None,
             label_kind=label_kind,
         )
-        self._check_fits(shape)
+        self._check_settings_fit(shape)
         return shape
 
-    def _check_fits(self, data: DataShape) -> None:
+    def _check_settings_fit(self, data: DataShape) -> None:
+        """Raises `OptionError` when settings need other splits, facts or user columns than the data has."""
         if len(data.splits) < 2:
             raise OptionError(
                 f"ingest.splits has only {data.splits[0]}; evaluation needs a second split, as in train=0.9,eval=0.1"
@@ -204,7 +205,7 @@ class PipelineConfig(Options):
 
     @property
     def metadata_path(self) -> str:
-        """The ML Metadata database."""
+        """The path of the ML Metadata database."""
         return storage.join(self.root, "metadata.sqlite")
 
     @property
@@ -222,19 +223,19 @@ def load(path: str) -> dict[str, Any]:
     """Reads a YAML file of settings.
 
     Raises:
-      OptionError: the file cannot be read or does not hold a mapping.
+      OptionError: the file cannot be read or does not contain a mapping.
     """
     try:
         with open(path, encoding="utf-8") as stream:
             values = yaml_text.parse(stream)
     except FileNotFoundError as error:
-        raise OptionError(f"config {path} cannot be read: it does not exist; `feedline init` writes one") from error
+        raise OptionError(f"config {path} cannot be read: it does not exist; `feedline init` creates one") from error
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise OptionError(f"config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise OptionError(f"config {path} must hold a mapping such as `train: {{epochs: 10}}`")
+        raise OptionError(f"config {path} must contain a mapping such as `train: {{epochs: 10}}`")
     return values
 
 
@@ -242,7 +243,7 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
     """Builds a configuration from nested settings, the content of a `pipeline.yaml`.
 
     Args:
-      settings: nested settings; `TARGET_SECTIONS` are ignored.
+      settings: nested settings; the sections in `TARGET_SECTIONS` are ignored.
 
     Raises:
       OptionError: a key is unknown, missing or of the wrong type; the message names it.
@@ -255,10 +256,10 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
         raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            message = f"ingest.{name} is not for a pipeline: it writes each dataset into a new directory; leave it out"
-            raise OptionError(message, [f"ingest.{name}"])
+            message = f"ingest.{name} is not allowed in a pipeline, which writes each dataset into a new directory"
+            raise OptionError(f"{message}; remove it", [f"ingest.{name}"])
     return from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "").resolved()
 
 
-def _absolute(path: str) -> str:
+def _absolute_if_local(path: str) -> str:
     return path if storage.is_remote(path) else os.path.abspath(path)

@@ -1,6 +1,6 @@
-"""The programs of the package. They leave the working directory before imports that Python would look for there.
+"""Entry points of the programs. Each removes the working directory from the module path before further imports.
 
-`feedline` also records signals before the slow imports, those of the command line included.
+`feedline` also records SIGINT and SIGTERM before it imports the command line, which is slow.
 """
 
 import os
@@ -10,17 +10,17 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # until they are recorded
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # until `hold` is active
     from pipeline.runs import signals
 
     signals.hold()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     _leave_working_directory()
     from pipeline import cli
 
     try:
         cli.main()
-    except KeyboardInterrupt:  # raised in `main`, before any command started
+    except KeyboardInterrupt:  # raised before a command started
         signals.end(cli.report_interruption(sys.argv[1:]))
 
 
@@ -42,7 +42,7 @@ def launch() -> None:
 
 def _leave_working_directory() -> None:
     product_dir = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path.insert(0, product_dir)  # otherwise a `beam_jobs` of the working directory could be imported
+    sys.path.insert(0, product_dir)  # a `beam_jobs` in the working directory must not be imported
     from beam_jobs.common import child_python
 
     sys.path.remove(product_dir)

@@ -1,4 +1,4 @@
-"""The pipeline of all components, which is the same for every runner.
+"""Builds the TFX pipeline of all components. It is the same for every runner.
 
 A digest of the code is part of the cache keys, so that changed code never uses cached results.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 
-# Not `tfx.v1`, which imports the clients of Vertex AI and others: seconds that no local run needs.
+# Not `tfx.v1`, which takes seconds to import Vertex AI and other clients that no local run needs.
 from tfx.components import Evaluator, ExampleValidator, StatisticsGen, Trainer, Transform
 from tfx.dsl.components.base.base_node import BaseNode
 from tfx.dsl.components.common.importer import Importer
@@ -44,13 +44,13 @@ from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBAB
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a service names that runs components alone, without drivers, resolvers and ML Metadata.
+    """Settings for a service that runs components without drivers, resolvers and an ML Metadata database.
 
     Attributes:
       baseline_dataset: directory of a published dataset; empty for no comparison.
       baseline_model: directory of a `Model` artifact; empty for no comparison.
       work_dir: directory of unfinished work, which all runs share; see `ImageExampleGen` and `trainer.run_fn`.
-      image: container image of the components, which workers of Dataflow run in, too.
+      image: container image of the components and of Dataflow workers.
     """
 
     baseline_dataset: str = ""
@@ -64,13 +64,13 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> P
 
     Args:
       config: settings of the pipeline.
-      service: what a service names; None runs drivers, and looks the baselines up in ML Metadata, in the root.
+      service: settings for a service without ML Metadata; None uses drivers and resolvers, with a database in the root.
 
     Returns:
       the pipeline ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer
-      -> Evaluator -> Pusher, with DatasetReport, and with a resolver each for the baseline of the gate and of the
-      evaluation. With a service, importers take the place of the resolvers, and of ImageExampleGen for an adopted
-      dataset.
+      -> Evaluator -> Pusher, with DatasetReport, a resolver for the baseline of the gate, and a resolver for the
+      baseline of the evaluation. With a service, importers replace the resolvers, and also replace ImageExampleGen if
+      the dataset is adopted.
 
     Raises:
       UsageError: the source or the adopted dataset cannot be used.
@@ -85,16 +85,14 @@ def create_pipeline(config: PipelineConfig, service: Service | None = None) -> P
         components=[*data_nodes.nodes, *_model_nodes(config, data, data_nodes, code, service)],
         enable_cache=True,
         beam_pipeline_args=component_arguments(config.beam_args, service.image if service else ""),
-        # TFX creates the directory of the file immediately, so that the file is only named if it is used.
-        metadata_connection_config=None
-        if service is not None
-        else sqlite_metadata_connection_config(config.metadata_path),
+        # Last, and for a service not at all: TFX creates the directory of this file immediately.
+        metadata_connection_config=None if service else sqlite_metadata_connection_config(config.metadata_path),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _DataNodes:
-    """The components up to the gate, which checks the dataset for the training."""
+    """The components from the ingest to the gate, and the channels that later components read."""
 
     examples: BaseChannel
     schema: BaseChannel
@@ -103,6 +101,7 @@ class _DataNodes:
 
 
 def _data_nodes(config: PipelineConfig, data: DataShape, code: str, service: Service | None) -> _DataNodes:
+    """Returns the components up to the gate; `code` is the version of the code, a part of their cache keys."""
     example_gen = _example_gen(config, code, service)
     examples = example_gen.outputs["examples"]
     statistics_gen = StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
@@ -113,28 +112,30 @@ def _data_nodes(config: PipelineConfig, data: DataShape, code: str, service: Ser
     schema = schema_gen.outputs["schema"]
     validator = ExampleValidator(statistics=statistics, schema=schema)
     if service is None:
-        previous: list[BaseNode] = [previous_examples(examples)]
+        previous_nodes: list[BaseNode] = [previous_examples(examples)]
     else:
-        previous = _import_artifact(service.baseline_dataset, standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
+        dataset_dir = service.baseline_dataset
+        previous_nodes = _import_artifact(dataset_dir, standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
     gate = DatasetGate(
         examples,
         validator.outputs["anomalies"],
         config.gate,
-        baseline_examples=previous[0].outputs[PREVIOUS_KEY] if previous else None,
+        baseline_examples=previous_nodes[0].outputs[PREVIOUS_KEY] if previous_nodes else None,
         code=code,
     )
-    nodes = (example_gen, statistics_gen, schema_gen, validator, *previous, gate)
+    nodes = (example_gen, statistics_gen, schema_gen, validator, *previous_nodes, gate)
     return _DataNodes(examples=examples, schema=schema, gate=gate, nodes=nodes)
 
 
-def _import_artifact(uri: str, kind: type[Artifact], key: str, node_id: str) -> list[BaseNode]:
+def _import_artifact(uri: str, artifact_type: type[Artifact], output_key: str, node_id: str) -> list[BaseNode]:
     """Returns a node that imports the artifact of a directory; no node when `uri` is empty."""
     if not uri:
         return []
-    return [Importer(source_uri=uri, artifact_type=kind, output_key=key).with_id(node_id)]
+    return [Importer(source_uri=uri, artifact_type=artifact_type, output_key=output_key).with_id(node_id)]
 
 
 def _example_gen(config: PipelineConfig, code: str, service: Service | None) -> BaseNode:
+    """Returns ImageExampleGen; for a service with an adopted dataset, the importer of the dataset."""
     if not config.ingest:
         if service:
             return import_dataset(config.dataset, config.span, config.version)
@@ -152,6 +153,7 @@ def _example_gen(config: PipelineConfig, code: str, service: Service | None) -> 
 def _model_nodes(
     config: PipelineConfig, data: DataShape, data_nodes: _DataNodes, code: str, service: Service | None
 ) -> list[BaseNode]:
+    """Returns the components from Transform to DatasetReport; `code` is the version of the code."""
     train_split, eval_split, *_ = data.splits
     examples = data_nodes.examples
     transform = Transform(
@@ -180,16 +182,15 @@ def _model_nodes(
         },
     )
     model = trainer.outputs["model"]
-    if service is None:
-        baseline: list[BaseNode] = (
-            [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
-        )
-    else:
-        baseline = _import_artifact(service.baseline_model, standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
+    baseline_nodes: list[BaseNode] = []
+    if service:
+        baseline_nodes = _import_artifact(service.baseline_model, standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
+    elif config.evaluate.max_drop is not None:
+        baseline_nodes = [blessed_model(model, DESCRIPTION_NAME)]
     evaluator = Evaluator(
         examples=examples,
         model=model,
-        baseline_model=baseline[0].outputs[MODEL_KEY] if baseline else None,
+        baseline_model=baseline_nodes[0].outputs[MODEL_KEY] if baseline_nodes else None,
         example_splits=[eval_split],
         eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES, data.is_weighted),
     )
@@ -204,8 +205,8 @@ def _model_nodes(
         evaluator.outputs["evaluation"],
         data_nodes.gate.outputs["verdict"],
         input_options=asdict(config.input),
-        source=source if os.path.isdir(source) else "",  # of other sources it cannot show rejected images
+        source=source if os.path.isdir(source) else "",  # rejected images are only shown from a directory
         code=code,
         **trainer.outputs,
     )
-    return [transform, trainer, *baseline, evaluator, pusher, report]
+    return [transform, trainer, *baseline_nodes, evaluator, pusher, report]

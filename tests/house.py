@@ -26,8 +26,8 @@ SMALL_LINES, SHORT_LINES = 60, 100
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
     "product files": 272,
-    "product lines": 56_153,
-    "code lines": 34_634,
+    "product lines": 56_149,
+    "code lines": 34_565,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 63_221,
+    "lines of tests": 63_227,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

@@ -44,7 +44,7 @@ def package(name: str) -> ModuleType:
 
 
 def places_of(name: str) -> dict[str, tuple[str, str]]:
-    return common.places(package(name)._MODULES, package(name)._ALIASES)
+    return common.targets(package(name)._MODULES, package(name)._ALIASES)
 
 
 NAMES = [f"{name}.{public}" for name in PACKAGES for public in package(name).__all__]

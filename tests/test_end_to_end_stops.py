@@ -30,7 +30,7 @@ def test_an_interrupted_ingest_says_so_and_the_same_command_finishes_it(tmp_path
         rest = process.stderr.read()
     assert first.startswith("scanned")
     assert process.returncode == 130
-    assert "feedline: error: interrupted; what is finished is kept" in rest
+    assert "feedline: error: interrupted; finished work is kept" in rest
     assert "Traceback" not in rest
     assert not (tmp_path / "dataset" / "dataset.json").exists()
     assert feedline(*arguments).returncode == 0
@@ -50,5 +50,5 @@ def test_a_run_in_the_background_stops_in_order_on_sigterm(tmp_path):
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read()
     assert process.returncode == 143, errors
-    assert errors.rstrip().splitlines()[-1].startswith("feedline: error: interrupted; what is finished is kept")
+    assert errors.rstrip().splitlines()[-1].startswith("feedline: error: interrupted; finished work is kept")
     assert "Traceback" not in errors

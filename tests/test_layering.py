@@ -159,7 +159,7 @@ def test_a_command_that_needs_tfx_says_so_in_one_line(tmp_path):
     result = python(f"{WITHOUT_TFX}{code}sys.exit(cli.execute('run --images photos --root work'.split()))", cwd=ROOT)
     assert result.returncode == 2
     line = result.stderr.splitlines()[-1]
-    assert re.fullmatch(r"feedline: error: this needs TFX, and there is no module '\w+' here; .* '\.\[tfx\]'", line)
+    assert re.fullmatch(r"feedline: error: this command needs TFX, but module '\w+' is missing; .* '\.\[tfx\]'", line)
 
 
 def test_no_module_reads_the_environment_when_it_is_imported():

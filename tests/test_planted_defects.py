@@ -142,7 +142,7 @@ def test_the_terminal_counts_what_the_report_counts(result):
     equal, alike = re.findall(r"(\d+ images in \d+ sets)[.;]", shown["duplicates"])
     assert printed["duplicates"].startswith(equal)
     assert printed["near duplicates"].startswith(alike)
-    count = re.search(r"(\d+) remarks: no limit forbids this", shown["gate"])[1]
+    count = re.search(r"(\d+) remarks: these cross no limit", shown["gate"])[1]
     assert printed["gate +and"].startswith(f"{count} remarks")
     assert len(re.findall(r"^remark  ", result.printed, re.MULTILINE)) == int(count)
     found = re.findall(r"^gate +only reports: (.*?): .* in (\w+): (.*); allowed: ", result.printed, re.MULTILINE)

@@ -2,21 +2,21 @@
 
 `make_dataset` turns a published dataset into a `tf.data.Dataset` for any Keras model: uint8 images in an order that is
 a function of (seed, epoch), with a state of two numbers. `fit_job` trains on it, `export` writes a SavedModel, and
-`predict_files` classifies files with it. None of it needs TFX.
+`predict_files` classifies files with it. None of these functions needs TFX.
 
 From shards to batches:
   keras_datasets: the splits of a dataset -> datasets for `model.fit`
   make_dataset: a split of a dataset -> batches of (features, label)
-  InputOptions: size, batch, ops, order, cache and buffers
+  InputOptions: options of image size, batches, ops, order, cache and buffers
   FOREVER: value of `epochs` for endless reading
-  Position: the state of an input, enough to continue exactly
+  Position: the state of an input pipeline, from which it continues exactly
   Host: one of several machines that read a split
   epoch_records: number of images in one pass
-  describe_input: the decisions of an input and their reasons, as text
+  describe_input: a description of an input pipeline, with the reasons for its settings
   for_keras: converts a batch for `model.fit`
 
 Other inputs:
-  make_mixture, mixture_labels: several datasets by weight
+  make_mixture, mixture_labels: a mixture of several datasets by weight, and its class names
   make_stream, Reading, QueueSource: Python generators and queues
   make_file_stream, RecordLayout, TFDS: TFRecord files of other programs
 
@@ -27,15 +27,15 @@ Image ops, listed in `trainer.ops`:
 Training:
   Job: dataset, splits and options of a training
   fit_job: trains the model of a job, from its newest checkpoint if there is one
-  TrainerConfig, TrainOptions: model, optimizer, schedule, epochs and others
+  TrainerConfig, TrainOptions: options of model, optimizer, schedule, epochs and others
   Checkpoints: the checkpoints of one training
   Progress: the progress and history of a training
   build_model, ModelSpec: models by name
   make_strategy: several devices or machines
 
 After training:
-  evaluate_model, Plan, Evaluation: figures with intervals, on any number of hosts
-  export, ServingSpec: a SavedModel that takes encoded image bytes, and facts about its dataset
+  evaluate_model, Plan, Evaluation: accuracy and loss with confidence intervals, on any number of hosts
+  export, ServingSpec: a SavedModel that takes encoded image bytes, and a description of its dataset
   predict_files, Prediction: classification of files with such a model
 
 Examples:
@@ -130,7 +130,7 @@ _MODULES = {
     "training.losses": ("for_keras", "keras_datasets"),
     "input.windowed_reader": ("FOREVER",),
 }
-# Names in the package for functions that are called like a module.
+# Public name -> module and name of a function that has another name in its module.
 _ALIASES = {
     "describe_input": ("input.plan", "describe"),
     "evaluate_model": ("evaluation.evaluate", "evaluate"),

@@ -1,4 +1,4 @@
-"""The job of a training: dataset, splits and options; and `fit`, which trains its model."""
+"""`Job`, the dataset, splits and options of a training, and `fit`, which trains the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from beam_jobs.common import strings
-from beam_jobs.common.strings import listed
+from beam_jobs.common.strings import name_list
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError, SourceError
@@ -45,18 +45,18 @@ from trainer.training.callbacks import (
     TRAIN_SECONDS,
     WaitMeter,
     check_monitor,
-    timed,
+    measure_waits,
 )
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.device_memory import memory_table
 from trainer.training.loop import Task, fit_steps, train
-from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
+from trainer.training.losses import MULTI, class_weights, for_keras, loss_and_metric_names, make_loss, make_metrics
 from trainer.training.strategy import Distributed, check_batch, check_gpus, distribute, first_host, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
-_MIN_SIDE_PX = 32  # that is recommended
-_TIMED_IMAGES, _TRIES = 16, 3  # of a timed step; the first compiles
+_MIN_SIDE_PX = 32  # the smallest side that is recommended
+_TIMED_IMAGES, _TRIES = 16, 3  # images of a timed step, and number of steps, of which the first compiles
 # Options that do not change the weights, so that a training can continue with other values.
 _NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
@@ -108,9 +108,9 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines the weights; a training run continues only checkpoints with this digest.
+        """Digest of everything that determines the weights; a training continues only from checkpoints of this digest.
 
-        It includes the content of the code of a user model and of a file of weights.
+        It includes the code of a user's model and the content of a file of weights.
         """
         config = self.config.to_json()
         for part, names in _NOT_IN_DIGEST.items():
@@ -167,18 +167,18 @@ def fit(
     check_batch(strategy, job.config.input.batch_size)
     _prepare_devices(job)
     with scope(strategy):
-        core, model = _build_models(job)
+        inner_model, model = _build_models(job)
         check_monitor(options, epoch_figures(job, strategy))
-    check(core)
-    _report(job, core, strategy, say)
+    check(inner_model)
+    _report(job, inner_model, strategy, say)
     with _explain_errors(job):
         task = Task(
             model=model,
-            core=core,
+            core=inner_model,
             loss=make_loss(options, job.multi, class_weights(options, job.dataset, job.train_split)),
             metrics=partial(make_metrics, options, job.multi, job.dataset.labels),
             train=partial(_distribute_batches, job, strategy),
-            validate=_make_validation(job, core, model, log_dir, strategy),
+            validate=_make_validation(job, inner_model, model, log_dir, strategy),
             steps=steps,
             batch_size=job.config.input.batch_size,
             epoch_records=records,
@@ -190,7 +190,7 @@ def fit(
             validation_steps=_validation_rows(job) // job.config.input.batch_size,
             time_smaller=partial(_time_smaller, job, strategy),
         )
-        return core, train(task, options)
+        return inner_model, train(task, options)
 
 
 def _prepare_devices(job: Job) -> None:
@@ -200,13 +200,14 @@ def _prepare_devices(job: Job) -> None:
     keras.utils.set_random_seed(job.config.input.seed)
 
 
-def _report(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None, say: Callable[[str], None]) -> None:
+def _report(job: Job, model: keras.Model, strategy: tf.distribute.Strategy | None, say: Callable[[str], None]) -> None:
+    """Logs a warning about the scale of the images, if needed, and passes a description of the training to `say`."""
     if warning := scale_warning(job.config.input, _median_short_side(job)):
         _log.warning(warning)
-    say(_describe_training(job, core, strategy))
-    counts = job.dataset.split(job.eval_split).classes
-    if job.multi and (absent := [label for label in job.dataset.labels if not counts.get(label)]):
-        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(listed(absent))}")
+    say(_describe_training(job, model, strategy))
+    eval_counts = job.dataset.split(job.eval_split).classes
+    if job.multi and (absent := [label for label in job.dataset.labels if not eval_counts.get(label)]):
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(name_list(absent))}")
 
 
 def _median_short_side(job: Job) -> float:
@@ -218,22 +219,22 @@ def _median_short_side(job: Job) -> float:
     return float(np.median(np.concatenate(sides)))
 
 
-def _describe_training(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
+def _describe_training(job: Job, model: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
     config, host = job.config, first_host(strategy)
     lines = [
         describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
         describe_strategy(strategy, config.input.batch_size),
     ]
-    if getattr(core, "inputs", None):  # the memory of a user model without a graph cannot be counted
-        slots = 1 if config.train.optimizer in ("sgd", "rmsprop", "lion") else 2
+    if getattr(model, "inputs", None):  # the memory of a user model without a graph cannot be counted
+        slots = 1 if config.train.optimizer in ("sgd", "rmsprop", "lion") else 2  # values stored per weight
         slots += bool(config.train.ema) + (config.train.accumulate_steps > 1)
-        lines.append(memory_table(core, [check_batch(strategy, config.input.batch_size)], slots))
+        lines.append(memory_table(model, [check_batch(strategy, config.input.batch_size)], slots))
     return "\n".join(lines)
 
 
 @contextmanager
 def _explain_errors(job: Job) -> Iterator[None]:
-    """Converts errors of TensorFlow to errors that name the damaged record, the replaced dataset or the wrong op."""
+    """Converts errors of TensorFlow to errors that name the damaged record, the replaced dataset or the ops."""
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
@@ -245,7 +246,7 @@ def _explain_errors(job: Job) -> Iterator[None]:
         for split in (job.train_split, job.eval_split):
             if explanation := explain(job.path, split, error):
                 raise explanation from error
-        if cause:  # damaged on its way
+        if cause:  # the bytes were damaged in transfer, the shard is intact
             raise cause from error
         if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
@@ -254,13 +255,13 @@ def _explain_errors(job: Job) -> Iterator[None]:
 
 
 def _is_replaced(job: Job) -> bool:
-    with suppress(FeedlineError):  # it is damaged or missing, which `explain` reports
+    with suppress(FeedlineError):  # the manifest is damaged or missing, which `explain` reports
         return manifest.load(job.path).digest != job.dataset.digest
     return False
 
 
 def _build_models(job: Job) -> tuple[keras.Model, keras.Model]:
-    """Returns the model to export and the model to train: the same, or a wrapper that augments on the device."""
+    """Returns the model to export and the model to train: the same model, or a wrapper that augments on the device."""
     options = job.config.train
     spec = ModelSpec(
         side_px=job.config.input.image_side_px,
@@ -271,39 +272,38 @@ def _build_models(job: Job) -> tuple[keras.Model, keras.Model]:
         weights=options.weights,
     )
     with _mixed_precision(options):
-        core = build_model(options.model, spec)
+        inner_model = build_model(options.model, spec)
         if not job.config.input.device_ops:
-            return core, core
-        return core, Augmented(core, parse_device_ops(job.config.input.device_ops))
+            return inner_model, inner_model
+        return inner_model, Augmented(inner_model, parse_device_ops(job.config.input.device_ops))
 
 
 def _time_smaller(job: Job, strategy: tf.distribute.Strategy | None) -> tuple[int, float] | None:
-    """Returns half the side or 128, in pixels, and the seconds of a step that a model for such images saves.
+    """Returns a smaller image side in pixels (half the side, or 128), and the seconds per step that it saves.
 
-    None where another side needs other settings, too, where the device is not the CPU, or where building models could
-    change the training.
+    Returns None if a smaller side would need other settings too, if the device is not the CPU, or if building models
+    could change the training.
     """
     options, data = job.config.train, job.config.input
-    is_fixed = data.train_ops or data.eval_ops or data.device_ops or "." in options.model
-    is_fixed = is_fixed or strategy or options.frozen or options.deterministic
-    if is_fixed or tf.config.list_physical_devices("GPU") or data.image_side_px < 2 * _MIN_SIDE_PX:
+    needs_same_side = data.train_ops or data.eval_ops or data.device_ops or "." in options.model
+    needs_same_side = needs_same_side or strategy or options.frozen or options.deterministic
+    if needs_same_side or tf.config.list_physical_devices("GPU") or data.image_side_px < 2 * _MIN_SIDE_PX:
         return None
     half_px, is_large = data.image_side_px // 2, data.image_side_px >= 1.5 * LARGE_PX
-    smaller_px = max(half_px, LARGE_PX) if is_large else half_px
+    smaller_px = max(half_px, LARGE_PX) if is_large else half_px  # `LARGE_PX`: a smaller side may be slow
     try:
-        smaller, full = (_time_step(job, side_px) for side_px in (smaller_px, data.image_side_px))
-    except Exception as error:  # noqa: BLE001 - the training goes on, of which this is no part
+        smaller_s, full_s = (_time_step(job, side_px) for side_px in (smaller_px, data.image_side_px))
+    except Exception as error:  # noqa: BLE001 - the training does not need the timing
         _log.info("the model was not timed with smaller images: %s", error)
         return None
-    return smaller_px, full - smaller
+    return smaller_px, full_s - smaller_s
 
 
 def _time_step(job: Job, side_px: int) -> float:
-    """Returns the seconds of a step with a new model and black images, a few of which are timed, without the input."""
+    """Returns the estimated seconds of a training step, from steps of a new model on a few black images."""
     options, data = job.config.train, job.config.input
-    config = TrainerConfig(
-        input=dataclasses.replace(data, image_side_px=side_px), train=dataclasses.replace(options, weights="")
-    )
+    config_input = dataclasses.replace(data, image_side_px=side_px)
+    config = TrainerConfig(input=config_input, train=dataclasses.replace(options, weights=""))
     model, _ = _build_models(dataclasses.replace(job, config=config))
     model.compile("sgd", make_loss(options, job.multi, None), jit_compile=False)
     count = min(data.batch_size, _TIMED_IMAGES)
@@ -319,7 +319,7 @@ def _time_step(job: Job, side_px: int) -> float:
 
 @contextmanager
 def _mixed_precision(options: TrainOptions) -> Iterator[None]:
-    """Sets the policy of the process for the layers that are built, and restores it."""
+    """Sets the dtype policy of Keras while layers are built, and then restores the previous one."""
     previous = keras.config.dtype_policy()
     if options.mixed_precision != "none":
         keras.config.set_dtype_policy(f"mixed_{options.mixed_precision}")
@@ -340,34 +340,34 @@ def _make_train_batches(job: Job, start: Position, meter: WaitMeter, host: Host)
     options = job.config.input
     batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)
     # Without the prefetch, the step would wait for the conversion of labels.
-    batches = batches.map(_make_converter(job)).prefetch(1)
-    return timed(batches, meter) if host.runs_python else batches
+    batches = batches.map(_make_batch_converter(job)).prefetch(1)
+    return measure_waits(batches, meter) if host.runs_python else batches
 
 
 def _make_validation(
-    job: Job, core: keras.Model, model: keras.Model, log_dir: str, strategy: tf.distribute.Strategy | None
+    job: Job, inner_model: keras.Model, model: keras.Model, log_dir: str, strategy: tf.distribute.Strategy | None
 ) -> Callable[[int], Mapping[str, float]]:
-    """Returns a function from the epoch to the figures of the eval split.
+    """Returns a function that evaluates the eval split and returns its metrics; its argument is the epoch.
 
-    The evaluation of Keras has all metrics; `trainer.evaluation.evaluate` has intervals and runs on several hosts. All
-    batches have one size, so that the model is compiled once for evaluation.
+    The evaluation of Keras computes all metrics; `trainer.evaluation.evaluate` computes intervals and runs on several
+    hosts. All batches have one size, so that the model is compiled once for evaluation.
     """
     options = dataclasses.replace(job.config.input, pad_batches=True)
 
-    def batches(host: Host) -> tf.data.Dataset:
+    def make_batches(host: Host) -> tf.data.Dataset:
         return make_dataset(job.path, job.eval_split, options, training=False, host=host)
 
     if _uses_intervals(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
-        host_batches = batches(strategy_host(strategy))  # created once, because it may have a cache
-        return lambda epoch: evaluate(core, lambda _: host_batches, plan, step=epoch, strategy=strategy).logs()
-    dataset = batches(Host()).map(_make_converter(job))
-    padding = _validation_rows(job) / epoch_records(job.path, job.eval_split, job.config.input, training=False)
+        host_batches = make_batches(strategy_host(strategy))  # created once, because it may have a cache
+        return lambda epoch: evaluate(inner_model, lambda _: host_batches, plan, step=epoch, strategy=strategy).logs()
+    dataset = make_batches(Host()).map(_make_batch_converter(job))
+    rows_per_image = _validation_rows(job) / epoch_records(job.path, job.eval_split, job.config.input, training=False)
 
     def validate(_: int) -> Mapping[str, float]:
-        figures = model.evaluate(dataset, verbose=0, return_dict=True)
-        # Keras divides the loss by the number of rows, with padding.
-        return {**figures, "loss": figures["loss"] * padding}
+        metrics = model.evaluate(dataset, verbose=0, return_dict=True)
+        # Keras divides the loss by the number of all rows, padding included.
+        return {**metrics, "loss": metrics["loss"] * rows_per_image}
 
     return validate
 
@@ -377,19 +377,19 @@ def _uses_intervals(job: Job, strategy: tf.distribute.Strategy | None) -> bool:
 
 
 def epoch_figures(job: Job, strategy: tf.distribute.Strategy | None) -> list[str]:
-    """Returns the names of the figures of an epoch."""
-    metrics = figure_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
+    """Returns the names of the metrics, times and rates that the history contains for each epoch."""
+    metrics = loss_and_metric_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
     measures = itertools.chain.from_iterable(map(log_names, MEASURES))
-    validated = measures if _uses_intervals(job, strategy) else metrics
-    others = (TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT, LEARNING_RATE)
-    return [*metrics, *(f"val_{name}" for name in validated), *others]
+    validation_names = measures if _uses_intervals(job, strategy) else metrics
+    other_names = (TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT, LEARNING_RATE)
+    return [*metrics, *(f"val_{name}" for name in validation_names), *other_names]
 
 
-def _make_converter(job: Job) -> Any:
+def _make_batch_converter(job: Job) -> Any:
     return for_keras(len(job.dataset.labels), job.multi, draws=bool(job.config.input.device_ops))
 
 
 def _validation_rows(job: Job) -> int:
-    """Returns the number of images of validation, with the padding of the last batch."""
+    """Returns the number of rows of a validation: its images, and the padding of the last batch."""
     batch = job.config.input.batch_size
     return -(-epoch_records(job.path, job.eval_split, job.config.input, training=False) // batch) * batch

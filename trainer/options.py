@@ -1,4 +1,4 @@
-"""Options of the input pipeline and of training, which are checked on creation and pass through TFX as JSON.
+"""Options of the input pipeline and of training, which are checked on creation and passed through TFX as JSON.
 
 By default, the ops of evaluation are derived from those of training: the same geometry without randomness.
 """
@@ -19,7 +19,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
 
 BALANCED = "balanced"
-_WITH_MOMENTUM = ("sgd", "rmsprop")
+_MOMENTUM_OPTIMIZERS = ("sgd", "rmsprop")
 _MAX_PROFILE_STEPS = 200  # the profiler keeps its records in memory until the window ends
 
 
@@ -36,8 +36,8 @@ class TrainOptions(Options):
       beam_jobs.errors.OptionError: label_smoothing is 1.5; it must be from 0 to below 1
 
     Attributes:
-      model: name in `models.MODELS`, or the dotted path of a user function.
-      weights: initial weights of a model of the table: empty for random, a file, or a name that the model knows.
+      model: name in `models.MODELS` or `keras.applications`, or the dotted path of a user's function.
+      weights: initial weights: empty for random, a file, or `imagenet` for a model of `keras.applications`.
       frozen: train only the classifier, and keep the weights of the pretrained base.
       unfreeze_epoch: first epoch that also trains a frozen base; 0 for never.
       unfreeze_layers: number of layers of the base to unfreeze, from its end; 0 for all.
@@ -55,31 +55,31 @@ class TrainOptions(Options):
       weight_decay: weight decay, decoupled from the gradient for every optimizer.
       clip_norm: maximum norm of the global gradient; 0 for no clipping.
       label_smoothing: fraction of the target that is spread over all classes, 0 to below 1.
-      class_weights: class -> weight of its images in the loss, `balanced` for the inverse of its frequency, or empty.
+      class_weights: class -> weight in the loss, `balanced` for the inverse class frequency, empty for equal weights.
       accumulate_steps: number of batches whose gradients are averaged for one update.
       ema: decay of the exponential moving average of the weights, such as 0.999; 0 for no average. The averaged weights
         are evaluated and exported.
-      monitor: figure of the history for early stopping and `keep`; one with `loss` in its name is minimised.
+      monitor: figure of the history for early stopping and `keep`; a figure with `loss` in its name is minimised.
       patience: epochs without an improvement after which training stops; 0 never stops early.
       min_delta: minimum change of the figure that is an improvement.
-      keep: export the weights of the `last` epoch or of the `best` one by `monitor`. The figure of the best of many
-        epochs is biased upwards on the split that chose it.
-      choose_by: compare `value`s, or the `lower_bound` of the confidence interval of the evaluation.
+      keep: export the weights of the `last` epoch or of the `best` one by `monitor`. The best figure of many epochs
+        is biased upwards on the split by which the epoch was chosen.
+      choose_by: compare epochs by the `value` of `monitor`, or by the `lower_bound` of its confidence interval.
       per_class: also record recall and precision of every class.
       mixed_precision: compute in `float16` or `bfloat16`, with float32 weights; `none` for float32.
-      jit: compile the step with XLA: `always`, `never`, or `auto`, if the model supports it.
+      jit: compile the step with XLA: `always`, `never`, or `auto` for models that support it.
       steps_per_execution: steps per call from Python; useful if a step takes less than 10 ms.
       deterministic: use only deterministic ops, so that the same training gives exactly the same weights; slower on a
         GPU.
       strategy: `default` for one device, `mirrored` for all devices of the machine, `multi_worker` for several
         machines, `tpu`.
-      gpus: number of GPUs that each machine must have; training ends before it begins if TensorFlow finds fewer. 0 does
-        not check, so that a training may run on the CPU.
-      memory_growth: allocate the memory of GPUs as it is needed; off, TensorFlow takes nearly all of it at the start,
+      gpus: number of GPUs that each machine must have; if TensorFlow finds fewer, training does not start. With 0 the
+        number is not checked, so that a training may run on the CPU.
+      memory_growth: allocate GPU memory as it is needed; if off, TensorFlow allocates nearly all of it at the start,
         which avoids fragmentation.
-      prefetch_to_device: number of batches that are copied to each GPU or TPU ahead of their step, and need its memory;
-        0 is the default of TensorFlow: none for one device, one under a strategy. Without an accelerator and a
-        strategy it has no effect.
+      prefetch_to_device: number of batches that are copied to the memory of each GPU or TPU ahead of their step; 0 is
+        the default of TensorFlow: none for one device, one under a strategy. Without an accelerator and a strategy the
+        option has no effect.
       checkpoint_steps: steps between checkpoints within an epoch; 0 writes them only at the end of epochs.
       profile_steps: window of steps to profile, such as `10-20`, counted from 0 at the start of the training; empty for
         none.
@@ -129,7 +129,7 @@ class TrainOptions(Options):
     def __post_init__(self) -> None:
         if not self.class_weights and self.class_weights != "":
             raise OptionError("class_weights is {}; it must be the word balanced, or a mapping of class to weight")
-        _ = self.profile_window
+        _ = self.profile_window  # raises OptionError for an invalid text
         self._check_combinations()
 
     @property
@@ -159,29 +159,29 @@ class TrainOptions(Options):
             )
         if self.choose_by == "lower_bound" and not self.monitor.startswith("val_"):
             raise OptionError(
-                f"choose_by is lower_bound and monitor is {self.monitor}; only figures of val_ have bounds"
+                f"choose_by is lower_bound and monitor is {self.monitor}; only figures named val_... have bounds"
             )
         if self.nesterov and self.optimizer != "sgd":
-            raise OptionError(f"nesterov is for the optimizer sgd; it is {self.optimizer}")
+            raise OptionError(f"nesterov is for the optimizer sgd; optimizer is {self.optimizer}")
         if self.nesterov and not self.momentum:
             raise OptionError("nesterov is on and momentum is 0; set a momentum such as 0.9")
-        if self.optimizer not in _WITH_MOMENTUM and self.momentum != TrainOptions.momentum:
-            raise OptionError(f"momentum is for the optimizers {' and '.join(_WITH_MOMENTUM)}; it is {self.optimizer}")
+        if self.optimizer not in _MOMENTUM_OPTIMIZERS and self.momentum != TrainOptions.momentum:
+            raise OptionError(f"momentum is for {' and '.join(_MOMENTUM_OPTIMIZERS)}; optimizer is {self.optimizer}")
 
 
 _CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
-_SIDE = re.compile(r"(?:^|\bside\s*=)\s*(\d+)")
-_COUNTED_SIDE = re.compile(r"(?:^[^,]+,|\bside\s*=)\s*(\d+)")
+_SIDE = re.compile(r"(?:^|\bside\s*=)\s*(\d+)")  # the argument `side`, first or by name
+_COUNTED_SIDE = re.compile(r"(?:^[^,]+,|\bside\s*=)\s*(\d+)")  # the same of an op whose first argument is `count`
 _METHOD = re.compile(r"\bmethod\s*=\s*(['\"]\w+['\"])")
-_DETERMINISTIC = ("decode", "resize", "resize_short", "center_crop", "pad_reflect", "normalize")
-_FIXES_SIZE = ("resize", "center_crop")
-_MARGIN = 256 / 224  # the usual margin around the crop
+_DETERMINISTIC_OPS = ("decode", "resize", "resize_short", "center_crop", "pad_reflect", "normalize")
+_FIXED_SIZE_OPS = ("resize", "center_crop")
+_MARGIN = 256 / 224  # the usual ratio of the resized short side to the side of the centre crop
 
 
 def eval_chain(train_ops: str, side_px: int) -> str:
-    """Derives the ops of evaluation from ops of training.
+    """Returns the ops of evaluation that correspond to ops of training.
 
-    A random crop becomes a centre crop; one of a random size becomes a resize with the usual margin, 256 : 224, and a
+    A random crop becomes a centre crop; a crop of random size becomes a resize with the usual margin, 256 : 224, and a
     centre crop. Other random ops, such as flips and colours, are removed. If no op sets the size, a resize to the size
     of the model is added, which does not change images of that size.
 
@@ -193,30 +193,30 @@ def eval_chain(train_ops: str, side_px: int) -> str:
     for part in train_ops.split("|"):
         match = _CALL.fullmatch(part)
         chain += _remove_randomness(match[1], match[2] or "") if match else []
-    if not any(op.partition("(")[0] in _FIXES_SIZE for op in chain):
-        last = len(chain) - (bool(chain) and chain[-1].startswith("normalize"))
-        chain.insert(last, f"resize({side_px})")
+    if not any(op.partition("(")[0] in _FIXED_SIZE_OPS for op in chain):
+        position = len(chain) - (bool(chain) and chain[-1].startswith("normalize"))
+        chain.insert(position, f"resize({side_px})")
     return "|".join(chain)
 
 
 def _remove_randomness(name: str, arguments: str) -> list[str]:
     """Returns the ops of evaluation for one op of training."""
-    if name in _DETERMINISTIC:
+    if name in _DETERMINISTIC_OPS:
         return [f"{name}({arguments})" if arguments else name]
-    side = (_COUNTED_SIDE if name == "multi_crop" else _SIDE).search(arguments)
-    if not side:
+    side_match = (_COUNTED_SIDE if name == "multi_crop" else _SIDE).search(arguments)
+    if not side_match:
         return []
-    crop = f"center_crop({side[1]})"
+    crop = f"center_crop({side_match[1]})"
     if name in ("random_crop", "multi_crop"):
         return [crop]
     if name in ("decode_random_crop", "random_crop_resize"):
         method = _METHOD.search(arguments)
-        short = f"resize_short({round(int(side[1]) * _MARGIN)}{f', method={method[1]}' if method else ''})"
-        return [*(["decode"] if name == "decode_random_crop" else []), short, crop]
+        resize = f"resize_short({round(int(side_match[1]) * _MARGIN)}{f', method={method[1]}' if method else ''})"
+        return [*(["decode"] if name == "decode_random_crop" else []), resize, crop]
     return []
 
 
-AUTO_OPS = ""
+AUTO_OPS = ""  # the default chain, see `InputOptions`
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -224,7 +224,7 @@ class InputOptions(Options):
     """Options of the input pipeline.
 
     Only `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`, and whether the dataset is in a store, determine the
-    order; the others change speed, memory or the processing of records.
+    order; the other options change speed, memory or the processing of records.
 
     Examples:
       >>> from trainer import InputOptions
@@ -246,9 +246,9 @@ class InputOptions(Options):
         record p of a pass belongs to lane p mod `lanes`. With the same number, the order is the same for any number of
         hosts.
       balance: class -> fraction of the records of an epoch, or `uniform` for equal fractions; empty for no balancing.
-      cache: `memory` or `disk` cache the result of the first ops that are not random; `auto` decides by size and free
+      cache: `memory` or `disk` cache the result of the ops before the first random op; `auto` decides by size and free
         memory; `none` reads the shards every epoch.
-      cache_mb: maximum size of the cache of `auto` in MB (1e6 bytes); 0 for a quarter of the free memory.
+      cache_mb: maximum size of a cache that `auto` chooses, in MB (1e6 bytes); 0 for a quarter of the free memory.
       cache_dir: directory of the disk cache.
       columns: user columns to deliver, without `extra/`.
       columns_form: `ragged`, or `dense`: padded with zeros to the longest row of the batch.
@@ -257,7 +257,7 @@ class InputOptions(Options):
         validation of a training is always padded.
       max_corrupt_records: maximum number of damaged records that training leaves out; more are an error.
       service: address of a tf.data service that runs the pipeline, such as `grpc://host:5000`; empty for no service.
-      ordered: keep the order; without it, images are delivered as they are ready, which hides slow reads but is not
+      ordered: keep the order; if off, images are delivered as soon as they are ready, which hides slow reads but is not
         reproducible.
       autotune: let tf.data choose threads and buffers of each stage, with up to `shuffle_mb` of additional memory.
       readers: number of runs of records in an object store, or files of a stream, that are read in parallel. It limits
@@ -314,7 +314,7 @@ class InputOptions(Options):
             raise OptionError(f"cache is {self.cache} and service is set, which has no cache; set cache to none")
 
     @property
-    def batches_held(self) -> int:
+    def batches_in_memory(self) -> int:
         """Number of batches in memory: the buffered ones, the one being filled and the one in training."""
         return self.prefetch_batches + 2
 

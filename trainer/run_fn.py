@@ -48,21 +48,21 @@ HISTORY_NAME = "training.json"
 def run_fn(fn_args: FnArgs) -> None:
     """Trains a model on the train split, validates it on the eval split and exports it.
 
-    Writes the SavedModel to `serving_model_dir`; TensorBoard logs and `training.json` (the figures of every epoch) to
+    Writes the SavedModel to `serving_model_dir`; TensorBoard logs and `training.json` (the metrics of every epoch) to
     `model_run_dir`. Checkpoints are written below `custom_config["work_dir"]`, by default beside `model_run_dir`; the
-    same training continues from them, and they are removed when the model is exported.
+    same training, run again, continues from them. They are removed when the model is exported.
 
     Args:
       fn_args: arguments of TFX; `custom_config["trainer"]` is `TrainerConfig.to_json()`.
 
     Raises:
-      UsageError: the options do not fit the dataset, or the same training runs elsewhere.
+      UsageError: the options do not fit the dataset, or another process runs the same training.
       CorruptDataset: a record cannot be read.
       TrainingDiverged: the loss became NaN or infinite, and there is no best epoch to export.
     """
     keep_buffers()
     config = TrainerConfig.from_json(fn_args.custom_config[CONFIG_KEY])
-    # Before TensorFlow initialises the devices.
+    # `make_strategy` must run before TensorFlow initialises the devices.
     strategy = make_strategy(config.train.strategy, config.train.memory_growth)
     path = dataset_dir(fn_args.train_files)
     dataset = manifest.load(path)
@@ -78,11 +78,11 @@ def run_fn(fn_args: FnArgs) -> None:
         mean_rgb=mean,
         std_rgb=std,
     )
-    # Not in the directory of the attempt, which TFX removes after a failure.
+    # Checkpoints must not be in an output directory of this execution, which TFX removes after a failure.
     work_dir = fn_args.custom_config.get(WORK_DIR_KEY) or os.path.dirname(fn_args.model_run_dir)
     checkpoints = Checkpoints(storage.join(work_dir, f".work-{job.digest}"))
     ops = evaluation_ops(config.input)
-    write = partial(
+    export_model = partial(
         export,
         ops=ops,
         labels=dataset.labels,
@@ -97,29 +97,29 @@ def run_fn(fn_args: FnArgs) -> None:
             checkpoints,
             fn_args.model_run_dir,
             strategy=strategy,
-            say=_say,
-            check=partial(check_export, config.train.model, write),
+            say=_print,
+            check=partial(check_export, config.train.model, export_model),
         )
         if is_first:
-            _export(model, progress, job, fn_args, write)
+            _write_results(model, progress, job, fn_args, export_model)
             checkpoints.clear()
 
 
-def _export(model: keras.Model, progress: Progress, job: Job, fn_args: FnArgs, write: Callable[..., object]) -> None:
-    """Writes the history and the model, and prints what a reader of the log must know of them."""
+def _write_results(model: keras.Model, progress: Progress, job: Job, fn_args: FnArgs, export_model: Callable) -> None:
+    """Writes the history and the model; prints the variation of the validation metrics, and a divergence if any."""
     _write_history(progress, job, model.count_params(), fn_args.model_run_dir)
     spreads = validation_spreads(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
-        _say(f"{name} {spreads[name]}")
+        _print(f"{name} {spreads[name]}")
     if progress.diverged:
-        _say(f"{progress.diverged}; epoch {progress.best_epoch + 1}, the best, is exported and evaluated, not pushed")
-    write(model, path=fn_args.serving_model_dir)
+        _print(f"{progress.diverged}; the best epoch, {progress.best_epoch + 1}, is exported and evaluated, not pushed")
+    export_model(model, path=fn_args.serving_model_dir)
     if progress.diverged:
         storage.write_bytes(storage.join(fn_args.serving_model_dir, DIVERGED_NAME), progress.diverged.encode())
 
 
-def _say(text: str) -> None:
-    if "\n" in text:  # the plan of the input, for those who look for it
+def _print(text: str) -> None:
+    if "\n" in text:  # the description of the input pipeline, which only the log contains
         for line in text.splitlines():
             _log.info(line)
         return
@@ -134,7 +134,7 @@ def dataset_dir(patterns: list[str]) -> str:
 def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Reads the mean and standard deviation of each channel, 0-255, from the transform graph.
 
-    They are constants of the graph, so any input row gives them.
+    They are constants of the graph, so the graph returns them for any input row.
 
     Raises:
       OptionError: the records have no statistics.
@@ -142,21 +142,21 @@ def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[
     import tensorflow_transform as tft
 
     output = tft.TFTransformOutput(transform_output)
-    row = {name: _make_row(spec) for name, spec in output.raw_feature_spec().items()}
+    row = {name: _make_dummy_row(spec) for name, spec in output.raw_feature_spec().items()}
     transformed = output.transform_raw_features(row)
     if MEAN_RGB not in transformed:
         raise OptionError("the records have no channel statistics, which training needs; ingest with facts set to all")
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
-def _write_history(progress: Progress, job: Job, parameters: int, directory: str) -> None:
-    waits = progress.history.get("input_wait", [])
+def _write_history(progress: Progress, job: Job, parameter_count: int, directory: str) -> None:
+    input_waits = progress.history.get("input_wait", [])
     values = {
         "dataset_digest": job.dataset.digest,
         "config": job.config.to_json(),
-        "parameters": parameters,
+        "parameters": parameter_count,
         "history": progress.history,
-        "input_wait": sum(waits) / len(waits) if waits else 0.0,
+        "input_wait": sum(input_waits) / len(input_waits) if input_waits else 0.0,
         "spread": {name: dataclasses.asdict(spread) for name, spread in validation_spreads(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
@@ -171,7 +171,7 @@ def _split_name(patterns: list[str]) -> str:
     return os.path.basename(os.path.dirname(patterns[0])).removeprefix("Split-")
 
 
-def _make_row(spec: Any) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor:
+def _make_dummy_row(spec: Any) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor:
     if isinstance(spec, tf.io.FixedLenFeature):
         return tf.fill([1, *spec.shape], tf.constant(b"" if spec.dtype == tf.string else 1, spec.dtype))
     if isinstance(spec, tf.io.RaggedFeature):

@@ -1,4 +1,4 @@
-"""Code that all packages share: processes, threads, text, settings and pages.
+"""Code that all packages share: processes, threads, text, settings and HTML pages.
 
 With `lazy_names`, the public names of a package load their module at the first access: a program that uses one name of
 a package loads only the libraries of that name.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def places(modules: Mapping[str, Sequence[str]], aliases: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Returns public name -> module and the name in that module; see `lazy_names`."""
+def targets(modules: Mapping[str, Sequence[str]], aliases: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Returns public name -> module and the name in that module; see `lazy_names` for the arguments."""
     return {name: (module, name) for module, names in modules.items() for name in names} | dict(aliases)
 
 
@@ -22,11 +22,11 @@ def lazy_names(
     """Returns `__getattr__` and `__dir__` of a package.
 
     Args:
-      package: `globals()` of the package, to which loaded names are added.
+      package: `globals()` of the package; loaded names are added to it.
       modules: module, relative to the package -> its public names.
       aliases: public name -> module and the name in that module, where the names differ.
     """
-    public_names = places(modules, aliases)
+    public_names = targets(modules, aliases)
     package_name = package["__name__"]
 
     def get(name: str) -> object:
@@ -38,7 +38,7 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        """Returns the public names, loaded or not, and all other names of the package."""
+        """Returns all public names, whether loaded or not, and all other names of the package."""
         return sorted({*package, *package["__all__"]})
 
     return get, names

@@ -1,8 +1,8 @@
 """Commands and environments of Python child processes, without the working directory on their module path.
 
 `python -c`, `python -m` and an empty element of `PYTHONPATH` put the working directory first on `sys.path`, before the
-standard library, so that a `json.py` in an unpacked archive would be executed. The directory is on the path only if an
-element of `PYTHONPATH` names it.
+standard library. If it is an unpacked archive with a `json.py`, that file is executed. With this module, the directory
+is on the path only if an element of `PYTHONPATH` names it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 
-# Functions that end all child processes of a kind; called in a thread when this process receives a stop signal.
-stops: list[Callable[[], None]] = []
+# Functions that end all child processes of one kind; called in a thread when this process receives a stop signal.
+stop_functions: list[Callable[[], None]] = []
 
 _VARIABLE = "PYTHONPATH"
-# The directory of the product, which is on the path of a checkout that is not installed.
+# The parent directory of the packages, which is on the module path if a checkout runs without being installed.
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def command(code: str, *arguments: str, flags: tuple[str, ...] = (), working_directory: bool = True) -> list[str]:
-    """Returns the command that runs code in this Python, with the modules of this process.
+    """Returns the command that runs code with this Python interpreter and the module path of this process.
 
     Args:
       code: Python code; the module path is set before its first line.
@@ -34,9 +34,9 @@ def command(code: str, *arguments: str, flags: tuple[str, ...] = (), working_dir
 
 def environment(working_directory: bool = True) -> dict[str, str]:
     """Returns the environment of a child process, with no empty element in `PYTHONPATH`; see `command`."""
-    others = {name: value for name, value in os.environ.items() if name != _VARIABLE}
+    other_variables = {name: value for name, value in os.environ.items() if name != _VARIABLE}
     directories = [path for path in _pythonpath() if working_directory or not _is_working_directory(path)]
-    return {**others, _VARIABLE: os.pathsep.join(directories)} if directories else others
+    return {**other_variables, _VARIABLE: os.pathsep.join(directories)} if directories else other_variables
 
 
 def import_path(working_directory: bool = True) -> list[str]:
@@ -54,9 +54,10 @@ def leave_working_directory() -> None:
 
 
 def _filter_path(path: list[str], working_directory: bool) -> list[str]:
-    named = working_directory and any(map(_is_working_directory, _pythonpath()))
-    keep = named or _is_working_directory(_ROOT)
-    return [item for item in path if isinstance(item, str) and (keep or not _is_working_directory(item))]
+    """Returns a module path without the working directory, unless `PYTHONPATH` or the checkout is that directory."""
+    is_in_pythonpath = working_directory and any(map(_is_working_directory, _pythonpath()))
+    is_allowed = is_in_pythonpath or _is_working_directory(_ROOT)
+    return [item for item in path if isinstance(item, str) and (is_allowed or not _is_working_directory(item))]
 
 
 def _pythonpath() -> list[str]:

@@ -1,8 +1,8 @@
-"""A fork server: starts processes that have imported every module already.
+"""A fork server: a process that imports all modules once, and then forks processes that have these modules.
 
-It runs no thread, so a fork is safe and fast. `process_pool` starts it with one end of a socket as its argument. Each
-message on the socket holds the socket of a new process and a pipe, to which the fork server writes the exit status of
-the process. It ends with the process that started it.
+It has one thread, so a fork is safe and fast. `process_pool` starts it with one end of a socket as its argument. Each
+message on the socket contains the socket of a new process and a pipe, to which the fork server writes the exit status
+of that process. The fork server ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import struct
 import sys
 from collections.abc import Callable
 
-STATUS = struct.Struct("<i")  # as `os.waitpid` gives it
+STATUS = struct.Struct("<i")  # exit status as `os.waitpid` returns it
 IDLE_S = 60.0  # a process without work ends after this time, to release its memory
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PR_SET_PDEATHSIG = 1  # of prctl(2): sets the signal that a process gets when its parent ends
 
 
 def run(serve: Callable[[socket.socket], None]) -> None:
     """Forks processes until the parent process closes the socket.
 
     Args:
-      serve: what a process does with its end of the socket.
+      serve: function that a new process calls with its end of its socket.
     """
     # Ctrl-C reaches every process of a terminal; the parent process decides when this one ends.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as control:
         _ForkServer(control, serve).run()
 
@@ -40,25 +40,25 @@ class _ForkServer:
         self._control = control
         self._serve = serve
         self._pipes: dict[int, int] = {}  # process id -> pipe for the exit status
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)  # as `signal.set_wakeup_fd` requires
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)  # as `signal.set_wakeup_fd` requires
 
     def run(self) -> None:
-        signal.set_wakeup_fd(self._wake)
+        signal.set_wakeup_fd(self._wake_writer)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the pipe
         while True:
-            ready, _, _ = select.select([self._control.fileno(), self._woken], [], [], IDLE_S)
-            if self._woken in ready:
-                os.read(self._woken, 4096)
-                self._reap()
+            ready, _, _ = select.select([self._control.fileno(), self._wake_reader], [], [], IDLE_S)
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 4096)
+                self._send_exit_statuses()
             if self._control.fileno() in ready and not self._fork():
                 break
             if not ready and not self._pipes:
                 break
         for pid in self._pipes:
-            os.kill(pid, signal.SIGKILL)  # its work may take forever
+            os.kill(pid, signal.SIGKILL)  # the process may never end by itself
 
-    def _reap(self) -> None:
+    def _send_exit_statuses(self) -> None:
         while self._pipes:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -82,16 +82,16 @@ class _ForkServer:
         return True
 
     def _become_child(self, connection: int, pipe: int) -> None:
-        code = 1
+        exit_code = 1
         try:
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in (pipe, self._woken, self._wake, self._control.detach(), *self._pipes.values()):
-                os.close(descriptor)
+            for fd in (pipe, self._wake_reader, self._wake_writer, self._control.detach(), *self._pipes.values()):
+                os.close(fd)
             with socket.socket(fileno=connection) as child_socket:
                 self._serve(child_socket)
-            code = 0
+            exit_code = 0
         finally:
-            os._exit(code)  # exit handlers and open files belong to the fork server
+            os._exit(exit_code)  # exit handlers and open files belong to the fork server

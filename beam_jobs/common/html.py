@@ -27,12 +27,12 @@ def render_page(
     nothing else is applied, and nothing is loaded.
 
     Args:
-      templates: directory of `NAME.html`, which extends `base.html`, of `LOOK.css`, which follows the common style, and
-        of `LOOK.js` when the page has a script.
+      templates: directory with `NAME.html`, which extends `base.html`; with `LOOK.css`, which is appended to the common
+        style; and with `LOOK.js` if the page has a script.
       name: name of the page.
       values: the variables of the templates.
       filters: filter functions for the templates.
-      look: name of the style and the script; by default that of the page.
+      look: name of the style and the script; by default the name of the page.
 
     Raises:
       jinja2.UndefinedError: a template uses a variable that is not in `values`.
@@ -48,7 +48,7 @@ def render_page(
     return environment.get_template(f"{name}.html").render(**values, **page_values)
 
 
-@functools.cache  # it keeps compiled templates
+@functools.cache  # the environment caches compiled templates
 def _environment(templates: Path) -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([templates, _BASE]),

@@ -1,6 +1,6 @@
-"""Messages between this process and its children: a JSON header and binary bodies over a socket.
+"""Messages between this process and its children over a socket. A message is a frame: a JSON header and binary bodies.
 
-Nothing is unpickled: a decoder that a hostile image has taken over can only send wrong answers.
+Nothing is unpickled: a decoder that a hostile image has taken over can only send wrong responses.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import socket
 import struct
 from typing import Any
 
-_FRAME_SIZE = struct.Struct("<I")  # of the header
+_FRAME_SIZE = struct.Struct("<I")  # size of the header, in bytes
 _BODIES = "bodies"  # key of the header: the sizes of the bodies, in bytes
-_MAX_BYTES = 1 << 30  # of a header or a body; 64 megapixels are a fifth of it
-_MAX_PAUSES = 60  # time-outs in the middle of a frame; the peer may be swapped out or stopped
+_MAX_BYTES = 1 << 30  # largest header or body; 64 megapixels take a fifth of it
+_MAX_PAUSES = 60  # largest number of time-outs in the middle of a frame; the peer may be swapped out or stopped
 
 
 class PeerClosed(Exception):
@@ -44,9 +44,9 @@ def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes) -> N
     Raises:
       PeerClosed: the peer has closed the connection or does not read.
     """
-    text = json.dumps({**header, _BODIES: [len(body) for body in bodies]}).encode()
-    parts = [memoryview(part) for part in (_FRAME_SIZE.pack(len(text)) + text, *bodies)]
-    while parts:  # nothing is joined: copying all images would cost as much as sending them
+    header_bytes = json.dumps({**header, _BODIES: [len(body) for body in bodies]}).encode()
+    parts = [memoryview(part) for part in (_FRAME_SIZE.pack(len(header_bytes)) + header_bytes, *bodies)]
+    while parts:  # the parts are not joined, because copying all images would cost as much as sending them
         sent = _send_some(connection, parts)
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
@@ -58,20 +58,20 @@ def _send_some(connection: socket.socket, parts: list[memoryview]) -> int:
     """Sends as many bytes as the socket accepts, and returns their number."""
     try:
         for _ in range(_MAX_PAUSES):
-            with contextlib.suppress(BlockingIOError):  # the timeout of the socket
+            with contextlib.suppress(BlockingIOError):  # raised after the timeout of the socket
                 return connection.sendmsg(parts)
     except OSError as error:
         raise PeerClosed(str(error)) from error
-    raise PeerClosed("it does not read")
+    raise PeerClosed("the peer does not read")
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the next frame: its header and its bodies.
 
     Raises:
-      ReceiveTimeout: no frame has started in time.
+      ReceiveTimeout: no frame has started within the timeout of the socket.
       InvalidFrame: the data is not a frame.
-      PeerClosed: the peer has ended before or within the frame.
+      PeerClosed: the peer has ended before the frame or in the middle of it.
     """
     (size,) = _FRAME_SIZE.unpack(_receive_exactly(connection, _FRAME_SIZE.size, may_wait=False))
     try:
@@ -87,20 +87,20 @@ def _receive_exactly(connection: socket.socket, size: int, may_wait: bool) -> by
     if size > _MAX_BYTES:
         raise InvalidFrame(f"invalid size: {size:,} bytes; {_MAX_BYTES:,} are allowed")
     data = b""
-    pauses = 0
+    timeouts = 0
     while len(data) < size:
         try:
             part = connection.recv(size - len(data), socket.MSG_WAITALL)
         except BlockingIOError as error:
-            pauses += 1
+            timeouts += 1
             if not data and not may_wait:
                 raise ReceiveTimeout from error
-            if pauses > _MAX_PAUSES:
+            if timeouts > _MAX_PAUSES:
                 raise PeerClosed("the frame is truncated") from error
             continue
         except OSError as error:
             raise PeerClosed(str(error)) from error
         if not part:
             raise PeerClosed("the frame is truncated" if data else "the connection is closed")
-        data = data + part if data else part
+        data = data + part if data else part  # a single part is not copied
     return data

@@ -1,4 +1,4 @@
-"""Child processes that do a kind of work: started when needed, replaced when they die, ended when they hang."""
+"""Pools of child processes, which are started when needed, replaced when they die, and ended when they hang."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from beam_jobs.common.fork_server import STATUS
 from beam_jobs.common.messages import InvalidFrame, PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.errors import FeedlineError
 
-_STARTING_S = 300.0  # for the import of TensorFlow, on a busy machine
+_STARTING_S = 300.0  # longest import of TensorFlow, on a busy machine
 _POLL_S = 1.0
-_CLOCK_FACTOR = 10  # clock time per computing time: a machine that swaps or is busy is not the fault of the image
-_ENDING_S = 10.0  # from the end of a child to the status that the fork server sends
-_ENDED = "it was ended"
-_IDLE = "exit code 0"
+_CLOCK_FACTOR = 10  # limit of elapsed time per computing time: a busy or swapping machine must not reject an image
+_ENDING_S = 10.0  # longest time from the end of a child until the fork server sends its status
+_ENDED = "it was ended"  # cause if the exit status is unknown
+_IDLE = "exit code 0"  # cause of a child that ended itself after a time without work
 _INTERRUPTIONS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
 # Packages that TensorFlow and Keras import if installed: they take half of the start time, and no child needs them.
 NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
-# Freed pixels stay with the process. Without it, images of some megapixels cost a page fault for every 4 KiB of them.
+# Freed memory of pixels stays with the process. Otherwise each image costs a page fault for every 4 KiB of its pixels.
 _REUSE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}  # bytes, of glibc
 _MAIN = f"""
 sys.modules.update(dict.fromkeys({NOT_IMPORTED}))
@@ -41,19 +41,19 @@ with ends_with_peer(int(sys.argv[1])), slow_imports():
     from %s import main
 main()
 """
-_WATCH_S = 0.2
+_WATCH_S = 0.2  # between checks whether the peer has ended
 
 
 @contextlib.contextmanager
 def ends_with_peer(descriptor: int) -> Iterator[None]:
-    """Ends this process within the block when the peer of a socket has ended; so does the watching thread."""
-    done = threading.Event()
+    """Ends this process if the peer of a socket ends while the block runs."""
+    is_done = threading.Event()
     poll = select.poll()
     poll.register(descriptor, 0)  # a hang-up is always reported
 
     def watch() -> None:
         while not poll.poll(0):
-            if done.wait(_WATCH_S):
+            if is_done.wait(_WATCH_S):
                 return
         os._exit(1)
 
@@ -62,7 +62,7 @@ def ends_with_peer(descriptor: int) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        is_done.set()
         thread.join()
 
 
@@ -70,8 +70,8 @@ class ChildDied(Exception):
     """The child has ended; the message is the cause.
 
     Attributes:
-      interrupted: whether its work need not be the cause: the child was ended from outside, as the kernel does when
-        memory runs out, or ended by itself after a time without work.
+      interrupted: whether the cause may be unrelated to the work of the child: another process or the kernel ended it,
+        for example because memory ran out, or it ended itself after a time without work.
     """
 
     def __init__(self, cause: str) -> None:
@@ -80,20 +80,20 @@ class ChildDied(Exception):
 
 
 class TooSlow(Exception):
-    """The child exceeded a time limit; the message holds the time and the limit."""
+    """The child exceeded a time limit; the message gives the time and the limit."""
 
 
 class PoolClosed(FeedlineError):
-    """The pool is closed and returns no more answers."""
+    """The pool is closed and accepts no more requests."""
 
 
 class Child:
     """One child process."""
 
-    def __init__(self, connection: socket.socket, status: int, pid: int) -> None:
+    def __init__(self, connection: socket.socket, status_pipe: int, pid: int) -> None:
         self._connection = connection
-        self._status = status
-        self._exit_status = b""  # as the fork server sends it
+        self._status_pipe = status_pipe
+        self._exit_status = b""  # packed as `STATUS`; empty before the fork server has sent it
         self.pid = pid
         set_timeout(connection, _POLL_S)
 
@@ -119,27 +119,27 @@ class Child:
             raise ChildDied(self._cause()) from error
 
     def answer(self, seconds: float, may_wait: bool = False) -> tuple[dict[str, Any], list[bytes]]:
-        """Returns the next answer.
+        """Returns the next response: its header and its bodies.
 
         Args:
-          seconds: limit of computing time; the limit of clock time is ten times as long.
-          may_wait: whether the limit of clock time counts only for a stopped process, because a disk may take longer.
+          seconds: limit of computing time; the limit of elapsed time is ten times as long.
+          may_wait: whether the limit of elapsed time applies only to a stopped process, because a disk may be slow.
 
         Raises:
           ChildDied: the child has ended without an answer.
           TooSlow: the child exceeds a limit.
         """
         start, start_cpu_s = time.monotonic(), self._cpu_seconds()
-        while (answer := self._receive()) is None:
+        while (response := self._receive()) is None:
             if self._cpu_seconds() - start_cpu_s >= seconds:
                 raise TooSlow(f"it took more than {seconds:g} s; max_seconds is {seconds:g}")
             if time.monotonic() - start > _CLOCK_FACTOR * seconds and (self._is_stopped() or not may_wait):
-                cause = f"it gave no answer for {_CLOCK_FACTOR * seconds:g} s of the clock"
+                cause = f"it did not answer within {_CLOCK_FACTOR * seconds:g} s of elapsed time"
                 raise TooSlow(f"{cause}; max_seconds is {seconds:g} s of computing time")
-        return answer
+        return response
 
     def kill(self) -> None:
-        """Kills the process, also while it works."""
+        """Kills the process, even if it is busy."""
         if self._has_ended():  # its process id may belong to another process by now
             return
         with contextlib.suppress(ProcessLookupError):
@@ -149,7 +149,7 @@ class Child:
         """Kills the process and closes its descriptors in this process."""
         self._connection.close()
         self.kill()
-        os.close(self._status)
+        os.close(self._status_pipe)
 
     def _receive(self) -> tuple[dict[str, Any], list[bytes]] | None:
         try:
@@ -174,15 +174,15 @@ class Child:
         return False
 
     def _has_ended(self, seconds: float = 0.0) -> bool:
-        """Returns whether the fork server sends the exit status within some seconds."""
+        """Returns whether the fork server has sent the exit status, or sends it within `seconds`."""
         poll = select.poll()
-        poll.register(self._status, select.POLLIN)
+        poll.register(self._status_pipe, select.POLLIN)
         if not self._exit_status and poll.poll(seconds * 1000):
-            self._exit_status = os.read(self._status, STATUS.size)
+            self._exit_status = os.read(self._status_pipe, STATUS.size)
         return len(self._exit_status) == STATUS.size
 
     def _cause(self) -> str:
-        """Returns the cause of the end; unknown if the fork server has died too, or one of them is stopped."""
+        """Returns why the child ended; `_ENDED` if the fork server has died too, or either process is stopped."""
         if not self._has_ended(_ENDING_S):
             return _ENDED
         status = int.from_bytes(self._exit_status, "little", signed=True)
@@ -192,29 +192,29 @@ class Child:
 
 
 class Pool:
-    """A pool of children; threads wait while all are busy."""
+    """A pool of child processes; a thread that needs one waits while all of them are busy."""
 
-    def __init__(self, module: str, no_start: str) -> None:
-        """Stores what the children are; none is started.
+    def __init__(self, module: str, start_error: str) -> None:
+        """Creates a pool without starting a process.
 
         Args:
-          module: name of the module whose `main` runs their fork server.
-          no_start: message when they do not start, with `{}` for the cause.
+          module: name of the module whose `main` runs the fork server of the children.
+          start_error: message of the error if the children do not start, with `{}` for the cause.
         """
-        self._module, self._no_start = module, no_start
-        self._change = threading.Condition()
+        self._module, self._start_error = module, start_error
+        self._changed = threading.Condition()  # guards all attributes below
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
-        self._in_use = 0
+        self._in_use = 0  # number of reserved children, also of those that are still starting
         self._closed = False
         self._fork_server: _ForkServer | None = None
 
     @contextlib.contextmanager
     def child(self, limit: int) -> Iterator[Child]:
-        """Provides a child; it is ended if the caller leaves the context with an exception.
+        """Yields a child, which is ended if the block raises an exception.
 
         Args:
-          limit: maximum number of children in use.
+          limit: maximum number of children in use at a time; the call waits until one more may be used.
         """
         self._reserve(1, limit)
         with self._reserved() as child:
@@ -222,7 +222,7 @@ class Pool:
 
     @contextlib.contextmanager
     def children(self, count: int) -> Iterator[list[Child]]:
-        """Provides several children, as `child` does one, when no other call has any.
+        """Yields several children, as `child` yields one; waits until no other call uses a child.
 
         Args:
           count: number of children.
@@ -234,54 +234,55 @@ class Pool:
                 while len(children) < count:
                     children.append(stack.enter_context(self._reserved()))
             except BaseException:
-                self._leave(count - len(children) - 1)  # `_reserved` has left its own place
+                self._unreserve(count - len(children) - 1)  # `_reserved` has cancelled its own reservation
                 raise
             yield children
 
     def start(self) -> None:
-        """Starts the fork server, which imports what all children need, and does not wait for it."""
-        with self._change:
+        """Starts the fork server, which imports the modules of the children, and does not wait for it."""
+        with self._changed:
             if not (self._closed or self._fork_server):
                 self._fork_server = _ForkServer(self._module)
 
     def close(self) -> None:
-        """Ends all children, also busy ones; threads that wait for answers get `PoolClosed`."""
-        with self._change:
+        """Ends all children, also busy ones; threads that wait for answers raise `PoolClosed`."""
+        with self._changed:
             self._closed = True
             for child in (*self._idle, *self._busy):
                 child.kill()
             if self._fork_server:
                 self._fork_server.close()
-            self._change.notify_all()
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def _reserved(self) -> Iterator[Child]:
-        """Provides one of the children that `_reserve` has counted."""
+        """Yields a child for one reservation by `_reserve`."""
         try:
-            child = self._take()
+            child = self._idle_or_new_child()
         except BaseException:
-            self._leave(1)
+            self._unreserve(1)
             raise
-        succeeded = False
+        is_reusable = False
         try:
             yield child
-            succeeded = True
+            is_reusable = True
         finally:
-            self._release(child, succeeded)
+            self._release(child, is_reusable)
 
     def _reserve(self, count: int, limit: int) -> None:
-        with self._change:
-            self._change.wait_for(lambda: self._closed or self._in_use + count <= limit)
+        """Reserves `count` children; waits until at most `limit` children are then reserved."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._in_use + count <= limit)
             self._check_open()
             self._in_use += count
 
-    def _leave(self, count: int) -> None:
-        with self._change:
+    def _unreserve(self, count: int) -> None:
+        with self._changed:
             self._in_use -= count
-            self._change.notify_all()
+            self._changed.notify_all()
 
-    def _take(self) -> Child:
-        with self._change:
+    def _idle_or_new_child(self) -> Child:
+        with self._changed:
             self._check_open()
             while self._idle:
                 child = self._idle.pop()
@@ -290,19 +291,19 @@ class Pool:
                     return child
                 child.end()
         child = self._start()
-        with self._change:
+        with self._changed:
             self._busy.add(child)
         return child
 
-    def _release(self, child: Child, succeeded: bool) -> None:
-        with self._change:
+    def _release(self, child: Child, is_reusable: bool) -> None:
+        with self._changed:
             self._in_use -= 1
             self._busy.discard(child)
-            if succeeded and not self._closed:
+            if is_reusable and not self._closed:
                 self._idle.append(child)
             else:
                 child.end()
-            self._change.notify_all()
+            self._changed.notify_all()
             self._check_open()
 
     def _check_open(self) -> None:
@@ -311,67 +312,67 @@ class Pool:
 
     def _start(self) -> Child:
         for _ in range(2):  # the first attempt may fail: a fork server ends by itself after a time without work
-            with self._change:
+            with self._changed:
                 self._check_open()
                 if self._fork_server is None:
                     self._fork_server = _ForkServer(self._module)
                 fork_server = self._fork_server
             with contextlib.suppress(PeerClosed):
                 return fork_server.start()
-            with self._change:
+            with self._changed:
                 if self._fork_server is fork_server:
                     self._fork_server = None
             cause = fork_server.last_error()
             fork_server.close()
-        raise FeedlineError(self._no_start.format(cause))
+        raise FeedlineError(self._start_error.format(cause))
 
 
 class OwnPool:
-    """The pool of this process: another one after `close`, and in a forked process.
+    """The pool of this process, which is replaced by a new pool after `close` and in a forked process.
 
-    A forked process must not talk to the children of its parent, and children must not delay the end of this process.
+    A forked process must not use the children of its parent, and children must not delay the end of this process.
 
     Attributes:
-      pool: the pool.
+      pool: the current pool.
     """
 
-    def __init__(self, module: str, no_start: str) -> None:
-        """Makes a pool; for the arguments see `Pool`."""
-        self._make = functools.partial(Pool, module, no_start)
+    def __init__(self, module: str, start_error: str) -> None:
+        """Creates the first pool; for the arguments see `Pool`."""
+        self._make_pool = functools.partial(Pool, module, start_error)
         self._renew()
         os.register_at_fork(after_in_child=self._renew)
-        child_python.stops.append(self.stop)
+        child_python.stop_functions.append(self.stop)
 
     def stop(self) -> None:
-        """Ends all children, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
+        """Ends all children, also busy ones; calls that wait for a child, and all later calls, raise `PoolClosed`."""
         self.pool.close()
 
     def close(self) -> None:
         """Ends all children, also busy ones; later calls start new ones."""
-        old = self.pool
+        old_pool = self.pool
         self._renew()
-        old.close()
+        old_pool.close()
 
     def _renew(self) -> None:
-        self.pool = self._make()
+        self.pool = self._make_pool()
 
 
 class _ForkServer:
     """A fork server: a process from which the children are forked."""
 
     def __init__(self, module: str) -> None:
-        self._control, theirs = _socket_pair()
+        self._control, server_end = _socket_pair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process fails
-        self._sending = threading.Lock()
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            code, end = _MAIN % module, str(theirs.fileno())
-            self._process = subprocess.Popen(  # noqa: S603 - this very Python, on this very code
-                child_python.command(code, end, flags=("-W", "ignore"), working_directory=False),
+        self._send_lock = threading.Lock()
+        with server_end:
+            os.set_inheritable(server_end.fileno(), True)
+            code, descriptor = _MAIN % module, str(server_end.fileno())
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with the code above
+                child_python.command(code, descriptor, flags=("-W", "ignore"), working_directory=False),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 env={
                     **child_python.environment(working_directory=False),
                     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -386,28 +387,28 @@ class _ForkServer:
         Raises:
           PeerClosed: the fork server has ended.
         """
-        ours, theirs = _socket_pair()
-        status, write_end = os.pipe()
+        own_end, child_end = _socket_pair()
+        status_pipe, write_end = os.pipe()
         try:
-            with theirs, self._sending:
-                socket.send_fds(self._control, [b"1"], [theirs.fileno(), write_end])
+            with child_end, self._send_lock:
+                socket.send_fds(self._control, [b"1"], [child_end.fileno(), write_end])
         except OSError as error:
-            os.close(status)
-            ours.close()
+            os.close(status_pipe)
+            own_end.close()
             raise PeerClosed(str(error)) from error
         finally:
             os.close(write_end)
-        set_timeout(ours, _STARTING_S)
+        set_timeout(own_end, _STARTING_S)
         try:
-            pid = receive(ours)[0]["pid"]
+            pid = receive(own_end)[0]["pid"]
         except (PeerClosed, ReceiveTimeout) as error:
-            os.close(status)
-            ours.close()
+            os.close(status_pipe)
+            own_end.close()
             raise PeerClosed(str(error)) from error
-        return Child(ours, status, pid)
+        return Child(own_end, status_pipe, pid)
 
     def last_error(self) -> str:
-        """Returns the last line of standard error after the end of the process."""
+        """Waits for the end of the process; returns the last line of its standard error, or else its exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._stderr.seek(0)
@@ -422,7 +423,7 @@ class _ForkServer:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Returns two blocking sockets; the client of Google Cloud Storage calls `socket.setdefaulttimeout`.
+    """Returns two connected sockets without a timeout; the client of Google Cloud Storage sets one for all sockets.
 
     A socket with a timeout is non-blocking, also in the process that inherits it.
     """

@@ -1,7 +1,7 @@
 """Options as dataclasses: the annotations of a field define its type, its range and its command-line option.
 
 Checks, JSON, settings files, the command line and their reference pages are generated from these annotations and from
-the docstring of the class, which describes each field. A new option takes one line of each, in a single file.
+the docstring of the class, which describes each field. So a new option is one field and its description.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NotNegative: TypeAlias = Annotated[float, Ge(0)]
 AboveZero: TypeAlias = Annotated[float, Gt(0)]
 
 T = TypeVar("T")
-O = TypeVar("O", bound="Options")  # noqa: E741 - as T, for options
+O = TypeVar("O", bound="Options")  # noqa: E741 - one letter, as T
 
 _UNIONS = (types.UnionType, typing.Union)  # the types of `|` of classes, and of `|` of annotated types
-_SHOWN = 120  # characters of a value in an error; a long value would hide the rest of the message
-_PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
-_MANY = {str: "texts", int: "whole numbers", float: "numbers"}
+_MAX_SHOWN = 120  # largest number of characters of a value in an error; a longer value would obscure the message
+_NOUNS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
+_PLURALS = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Field:
     """The properties of a field besides its type, given as an annotation.
 
     Attributes:
-      option: name of the command-line option; empty is `--` and the name of the field, None is no option.
+      option: name of the command-line option; empty means `--` and the name of the field, None means no option.
       heading: heading of the option in the help; for a section, the heading of all its fields.
       prefix, suffix: for a section, text before and after the names of its fields on the command line.
       metavar: placeholder of the value in the help.
@@ -70,7 +70,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """The texts that a field allows."""
+    """Annotation with the texts that a field allows."""
 
     names: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class OneOf:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options:
-    """Base of all options; immutable, and checked in the constructor.
+    """Base class of all options; instances are immutable, and checked in the constructor.
 
     Raises:
       OptionError: a value is not allowed; the message gives the value and the allowed values.
@@ -96,13 +96,13 @@ class Options:
             raise _option_error(cls, error) from None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values, as `from_json` reads them."""
+        """Returns the options as JSON values, which `from_json` reads."""
         values: dict[str, Any] = _adapter(cast(Any, type(self))).dump_python(self, mode="json")
         return values
 
     @classmethod
     def from_json(cls: type[O], values: Mapping[str, Any]) -> O:
-        """Builds the options from `to_json` output.
+        """Returns the options from the output of `to_json`.
 
         Raises:
           OptionError: a value is not allowed.
@@ -124,8 +124,8 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
       where: name of the mapping in errors, such as `train`.
 
     Raises:
-      OptionError: a key is unknown, missing or of the wrong type, or its value is not allowed; `keys` holds the dotted
-        keys of the settings at fault.
+      OptionError: a key is unknown, missing or of the wrong type, or its value is not allowed; `keys` of the error are
+        the dotted keys of the invalid settings.
     """
     if not isinstance(values, Mapping):
         raise not_a_section(where, values)
@@ -148,17 +148,17 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 
 def not_a_section(where: str, value: Any) -> OptionError:
     """Returns the error for a value that must be a mapping of settings."""
-    return OptionError(f"{where} is {_kind(value)}{shown(value)}; it must be a mapping of settings", [where])
+    return OptionError(f"{where} is {_kind(value)}{as_yaml(value)}; it must be a mapping of settings", [where])
 
 
-def shown(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """Returns a value as a single line of YAML, shortened and without secrets."""
     from beam_jobs.common.yaml_text import one_line
 
     if value is None:
         return "nothing"
     text = repr(hide_secrets(value)) if isinstance(value, str) else one_line(hide_secrets(value))
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,9 +168,9 @@ class OptionField:
     Attributes:
       name: name of the field in the class.
       hint: type of the field, without annotations.
-      annotations: the annotations: `Field`, `OneOf` and ranges.
+      annotations: annotations of the type: `Field`, `OneOf` and ranges.
       default: a new copy of the default; `dataclasses.MISSING` when a value is required.
-      section: class of the section when the field is one.
+      section: class of the section when the field is a section; else None.
     """
 
     name: str
@@ -187,16 +187,16 @@ class OptionField:
     @property
     def field(self) -> Field:
         """The `Field` annotation."""
-        return next((one for one in self.annotations if isinstance(one, Field)), Field())
+        return next((annotation for annotation in self.annotations if isinstance(annotation, Field)), Field())
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed texts; empty when other texts are allowed, too."""
-        return next((one.names for one in self.annotations if isinstance(one, OneOf)), ())
+        return next((annotation.names for annotation in self.annotations if isinstance(annotation, OneOf)), ())
 
 
 def fields(cls: type) -> dict[str, OptionField]:
-    """Returns name -> field of a class of options, in order."""
+    """Returns name -> field of a class of options, in the order of the class."""
     hints = _hints(cls)
     return {item.name: _option_field(item, hints[item.name]) for item in dataclasses.fields(cls)}
 
@@ -211,32 +211,32 @@ def meanings(cls: type) -> dict[str, str]:
     return inherited | {name: " ".join(meaning.split()) for name, meaning in items}
 
 
-def allowed(hint: Any, annotations: tuple[Any, ...] = ()) -> str:
+def describe_allowed(hint: Any, annotations: tuple[Any, ...] = ()) -> str:
     """Returns a description of the allowed values of a type, such as `a whole number of at least 1`."""
     if typing.get_origin(hint) in _UNIONS:
-        return " or ".join(allowed(*_split_annotated(member)) for member in typing.get_args(hint))
+        return " or ".join(describe_allowed(*_split_annotated(member)) for member in typing.get_args(hint))
     if typing.get_origin(hint) is Annotated:
-        return allowed(*_split_annotated(hint))
-    for one in annotations:
-        if isinstance(one, OneOf):
-            names = [name for name in one.names if name]
+        return describe_allowed(*_split_annotated(hint))
+    for annotation in annotations:
+        if isinstance(annotation, OneOf):
+            names = [name for name in annotation.names if name]
             return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return f"a list of {_MANY[_split_annotated(arguments[0])[0]]}, as [a, b]"
+        return f"a list of {_PLURALS[_split_annotated(arguments[0])[0]]}, as [a, b]"
     if origin is not None:
         example = "{a: b}" if arguments[1] is str else "{a: 1, b: 2}"
-        return f"a mapping of names to {_MANY[_split_annotated(arguments[1])[0]]}, as {example}"
-    return _range(_PLAIN[hint], {type(one): one for one in annotations})
+        return f"a mapping of names to {_PLURALS[_split_annotated(arguments[1])[0]]}, as {example}"
+    return _describe_range(_NOUNS[hint], {type(annotation): annotation for annotation in annotations})
 
 
-def _range(kind: str, limits: Mapping[type, Any]) -> str:
+def _describe_range(kind: str, limits: Mapping[type, Any]) -> str:
     least, above = limits.get(Ge), limits.get(Gt)
     most, below = limits.get(Le), limits.get(Lt)
     if least and most:
-        return f"{kind} from {least.ge} to {most.le}" if kind == _PLAIN[int] else f"between {least.ge} and {most.le}"
+        return f"{kind} from {least.ge} to {most.le}" if kind == _NOUNS[int] else f"between {least.ge} and {most.le}"
     if least and below:
-        return f"{kind if kind == _PLAIN[int] else ''} from {least.ge} to below {below.lt}".lstrip()
+        return f"{kind if kind == _NOUNS[int] else ''} from {least.ge} to below {below.lt}".lstrip()
     if least:
         return f"{kind} of at least {least.ge:g}"
     return f"{kind} above {above.gt:g}" if above else kind
@@ -276,11 +276,11 @@ def _option_error(cls: type, error: ValidationError) -> Exception:
     """Converts the first error of pydantic to an error of the options."""
     errors = error.errors(include_url=False)
     name = str(errors[0]["loc"][0])
-    # Of the members of a union, report the one whose check got deepest into the value.
+    # For a union, report the member whose check failed deepest in the value.
     fault = max((item for item in errors if str(item["loc"][0]) == name), key=lambda item: len(item["loc"]))
     fields_by_name = fields(cls)
     if any(isinstance(item["loc"][0], int) for item in errors):
-        return TypeError(f"{cls.__name__} takes its options by name")
+        return TypeError(f"{cls.__name__} accepts options only as keyword arguments")
     if name not in fields_by_name:
         return OptionError(unknown("setting", name, fields_by_name), [name])
     if fault["type"].startswith("missing"):
@@ -301,15 +301,15 @@ def _invalid_value(field: OptionField, position: Sequence[int | str], kind: str,
     members = list(map(_split_annotated, typing.get_args(hint))) if typing.get_origin(hint) in _UNIONS else []
     mapping = next((member for member, _ in [*members, (hint, ())] if _is_mapping(member)), None)
     if position and position[-1] == "[key]":
-        return f"{name} names {shown(value)}; names are text, so write {str(value)!r}"
-    if mapping and len(position) > bool(members):
+        return f"{name} names {as_yaml(value)}; names are text, so write {str(value)!r}"
+    if mapping and len(position) > bool(members):  # the first item is the member of a union
         name, (hint, annotations) = f"{name}.{position[-1]}", _split_annotated(typing.get_args(mapping)[1])
     elif position and typing.get_origin(hint) is tuple and kind == "literal_error":
         hint, annotations = _split_annotated(typing.get_args(hint)[0])
     prefix = _kind(value) if kind.endswith("_type") else ""
     is_free_text = hint is str and not any(isinstance(member, OneOf) for member in annotations)
     quotes = "; put it in quotes" if is_free_text and isinstance(value, (bool, int, float)) else ""
-    return f"{name} is {prefix}{shown(value)}; it must be {allowed(hint, annotations)}{quotes}"
+    return f"{name} is {prefix}{as_yaml(value)}; it must be {describe_allowed(hint, annotations)}{quotes}"
 
 
 def _is_mapping(hint: Any) -> bool:
@@ -318,7 +318,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Returns the kind of a value, in terms of a settings file; empty for numbers and nothing."""
+    """Returns the kind of a value, in the terms of a settings file; empty for numbers, booleans and null."""
     kinds = ((str, "the text "), ((list, tuple), "the list "), (Mapping, "the mapping "))
     return next((kind for types_, kind in kinds if isinstance(value, types_)), "")
 
@@ -326,8 +326,8 @@ def _kind(value: Any) -> str:
 def _find_invalid(cls: type, arguments: Mapping[str, Any], message: str) -> list[str]:
     """Returns the names of the settings that make options invalid.
 
-    That is the name at the start of the message, which may be a field of a section; else every setting without which
-    the options are valid.
+    If the message begins with the name of a setting, or of a field of a section, it is only that name; else it is every
+    setting without which the options are valid.
     """
     word = re.match(r"(?:the )?(\w*)", message)
     first_name = word[1] if word else ""

@@ -1,4 +1,4 @@
-"""Digests of source code: of the product, and of the functions of users. Nothing is imported or executed."""
+"""Digests of source code: of Feedline, and of the functions of users. The code is not imported or executed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def code_version() -> str:
 
 
 def source_digest(path: str) -> str:
-    """Returns the sha256, hex, of the code of a dotted path: its module and the local modules that this imports.
+    """Returns the sha256, hex, of the code of a dotted path: its module and the local modules that this module imports.
 
     Local modules are in the package of the path, or outside the standard library and installed packages. Imports are
     parsed from the source, which is not executed. The digest does not cover modules that are imported by a computed
@@ -44,12 +44,12 @@ def source_digest(path: str) -> str:
     """
     importlib.invalidate_caches()
     module = path.rpartition(".")[0]
-    own_package = module.partition(".")[0]
+    path_package = module.partition(".")[0]
     sources: dict[str, bytes] = {}
     queue = [module]
     while queue:
         for name, file in _source_files(queue.pop()).items():
-            if name in sources or not (name.partition(".")[0] == own_package or _is_local(name, file)):
+            if name in sources or not (name.partition(".")[0] == path_package or _is_local(name, file)):
                 continue
             sources[name] = file.read_bytes()
             queue += _imports(sources[name], name if file.stem == "__init__" else name.rpartition(".")[0])
@@ -86,10 +86,10 @@ def _is_local(name: str, file: Path) -> bool:
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Yields the names that a source text imports; for `from a import b` this is `a.b`, which may be no module."""
+    """Yields the names that a source text imports; for `from a import b` it is `a.b`, which may not be a module."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):  # the import of the module will raise it
+    except (SyntaxError, ValueError):  # importing the module raises the same error later
         return
     for node in nodes:
         if isinstance(node, ast.Import):

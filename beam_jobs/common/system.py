@@ -1,6 +1,6 @@
 """The machine or container: cores, memory, processes, threads, and temporary directories that are always removed.
 
-The thread pool keeps the order of items and limits those in flight. Decoders release the GIL, so threads scale.
+The thread pool keeps the order of items and limits the items in flight. Decoders release the GIL, so threads scale.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import BinaryIO, TypeVar
 
 from beam_jobs.errors import DiskError
 
-_CGROUP = "/sys/fs/cgroup"  # of this process, version 2
-_BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # which the programs that start workers of Beam set
-_START_TOLERANCE_S = 2.0  # start times of processes have a coarser clock than the system
+_CGROUP = "/sys/fs/cgroup"  # control group of this process, version 2
+_BEAM_WORKER = "CONTROL_API_SERVICE_DESCRIPTOR"  # environment variable of every worker process of Beam
+_START_TOLERANCE_S = 2.0  # the start times of processes are less precise than the system clock
 
 
 def cores() -> int:
@@ -36,7 +36,7 @@ def cores() -> int:
     try:
         quota, period = map(int, _read_text(_CGROUP, "cpu.max").split())  # microseconds of CPU in a period
         return max(1, min(count, -(-quota // period)))
-    except (OSError, ValueError, ZeroDivisionError):  # no such group, or no limit
+    except (OSError, ValueError, ZeroDivisionError):  # no control group, or no limit
         return count
 
 
@@ -46,19 +46,19 @@ def worker_threads(requested: int) -> int:
     A cluster runs several worker processes on a machine, usually one for each core, so each has one thread.
 
     Args:
-      requested: threads that the user wants; 0 lets this process decide.
+      requested: number of threads that the user has set; 0 for the default.
     """
     return requested or (1 if is_worker() else cores())
 
 
 def is_worker() -> bool:
-    """Returns whether this process is a worker of a cluster, of which a machine has several."""
+    """Returns whether this process is a worker of a cluster; usually a machine has several workers."""
     return _BEAM_WORKER in os.environ
 
 
 def free_bytes() -> int:
-    """Returns the free memory of the machine, or of the container if that has less, in bytes."""
-    import psutil  # here and below: a command line that only starts does not need it
+    """Returns the free memory of the machine, or of the container if that is less, in bytes."""
+    import psutil  # not at the top, because most commands do not need it
 
     free = psutil.virtual_memory().available
     try:
@@ -67,7 +67,7 @@ def free_bytes() -> int:
         statistics = dict(line.split() for line in _read_text(_CGROUP, "memory.stat").splitlines())
         cached = sum(int(statistics.get(name, "0")) for name in ("inactive_file", "active_file"))
         return min(free, max(0, limit - used + cached))
-    except (OSError, ValueError):  # no such group, or no limit
+    except (OSError, ValueError):  # no control group, or no limit
         return free
 
 
@@ -101,7 +101,7 @@ def _read_text(directory: str, name: str) -> str:
         return stream.read()
 
 
-_PREFIX = "feedline-copies-"
+_PREFIX = "feedline-copies-"  # of the names of temporary directories
 _MIN_AGE_S = 60.0  # a younger directory may not be locked yet
 
 
@@ -123,7 +123,7 @@ def open_directory(parent: str = "") -> Iterator[str]:
     """Makes a temporary directory, and removes it at the end of the block, or in a later process if this one is killed.
 
     Args:
-      parent: directory in which to create it; by default that of temporary files.
+      parent: directory in which it is created; by default the directory of temporary files.
 
     Raises:
       OSError: the directory cannot be created.
@@ -137,6 +137,7 @@ def open_directory(parent: str = "") -> Iterator[str]:
 
 
 def _locked_directory(parent: str) -> tuple[str, int]:
+    """Returns a new locked directory and the descriptor of the lock; removes directories of killed processes."""
     parent = parent or tempfile.gettempdir()
     _remove_all_stale(parent)
     directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
@@ -156,7 +157,7 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
     status = entry.stat(follow_symlinks=False)
     if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MIN_AGE_S:
         return
-    descriptor = _lock(entry.path)
+    descriptor = _lock(entry.path)  # raises an error if the process of the directory still runs
     try:
         shutil.rmtree(entry.path, ignore_errors=True)
     finally:
@@ -164,7 +165,7 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _lock(directory: str) -> int:
-    """Locks a directory; returns the descriptor that holds the lock.
+    """Locks a directory, and returns a descriptor; the lock ends when the descriptor is closed.
 
     Raises:
       OSError: another process has locked it, or it is not a directory.
@@ -179,7 +180,7 @@ def _lock(directory: str) -> int:
 
 
 def _remove(process: int, directory: str) -> None:
-    if os.getpid() == process:
+    if os.getpid() == process:  # not in a forked process
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -189,7 +190,7 @@ def temporary_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DiskError(f"{problem} ({error}); make room, or name another directory by TMPDIR") from error
+        raise DiskError(f"{problem} ({error}); make room, or set another directory in TMPDIR") from error
 
 
 @contextlib.contextmanager
@@ -204,7 +205,7 @@ def temporary_file(problem: str) -> Iterator[BinaryIO]:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_ITEM_BYTES = 1 << 16  # of a chunk, for each of its items
+_ITEM_BYTES = 1 << 16  # largest mean size of the items of a chunk with `CHUNK_ITEMS` items
 CHUNK_ITEMS = 16
 
 
@@ -216,7 +217,7 @@ def map_ordered(
 
 
 def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], threads: int, chunk: int) -> Iterator[R]:
-    """Yields the results of a function of chunks, in the order of the items, computed by `threads` threads.
+    """Yields the results of a function that is applied to chunks of items, in the order of the items.
 
     At most `2 x threads` chunks are in flight, which limits the memory for any length of `items`. The first exception
     is raised in order, after the results before it; chunks in flight are finished then, and no more are started.
@@ -238,7 +239,7 @@ def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], t
         return
     pending: deque[tuple[list[R], Future[None]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline")
-    wait = True
+    is_interrupted = False
     try:
         while batch := list(itertools.islice(stream, chunk)):
             results: list[R] = []
@@ -248,14 +249,14 @@ def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], t
         while pending:
             yield from _yield_results(*pending.popleft())
     except KeyboardInterrupt:
-        wait = False
+        is_interrupted = True
         raise
     finally:
-        pool.shutdown(wait=wait, cancel_futures=not wait)
+        pool.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
 
 
 def chunk_size(mean_bytes: float) -> int:
-    """Returns the number of images in a chunk: several small ones, because a chunk costs tens of microseconds.
+    """Returns the number of images in a chunk: larger for small images, because a chunk costs tens of microseconds.
 
     Args:
       mean_bytes: mean size of an image, in bytes; 0 when all are empty.
@@ -264,12 +265,12 @@ def chunk_size(mean_bytes: float) -> int:
 
 
 def chunks_by_size(items: Iterable[T], size_of: Callable[[T], int], most: int = CHUNK_ITEMS) -> Iterator[list[T]]:
-    """Yields the items in chunks as large as those of `chunk_size`, by the actual size of each item, in their order.
+    """Yields the items, in their order, in chunks of the size of `chunk_size`, by the actual size of each item.
 
     Args:
       items: the items.
       size_of: function that returns the size of an item, in bytes.
-      most: maximum number of items in a chunk; the bytes are bounded by as many 64 KiB.
+      most: maximum number of items in a chunk; a chunk also ends when it reaches `most` times 64 KiB.
     """
     chunk: list[T] = []
     size = 0
@@ -289,7 +290,7 @@ def _fill(results: list[R], function: Callable[[list[T]], Iterable[R]], items: l
 
 
 def _checked_results(function: Callable[[list[T]], Iterable[R]], items: list[T]) -> Iterator[R]:
-    """Yields the results; fewer results than items would mean images that are lost silently."""
+    """Yields the results; raises `RuntimeError` if their number is not that of the items, so that no image is lost."""
     count = 0
     for result in function(items):
         yield result
@@ -308,13 +309,13 @@ def _yield_results(results: list[R], filling: Future[None]) -> Iterator[R]:
 
 @dataclass(frozen=True)
 class Progress:
-    """The work since the last reset.
+    """An amount of work: the finished work of a stage, or its total work.
 
     Attributes:
-      images: number of images that were examined or written, rejects included.
-      bytes: number of bytes that were read of them, or written.
+      images: number of images that are examined or written, rejects included.
+      bytes: number of bytes that are read or written for these images.
       rejects: number of rejects.
-      note: what else a display shows, such as the epoch; a sum has none.
+      note: additional text for a display, such as the epoch; empty in a sum.
     """
 
     images: int = 0
@@ -326,7 +327,7 @@ class Progress:
         return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
 
 
-# Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
+# Takes the name of a stage, its total work and a function that returns its finished work; the context shows both.
 Watch = Callable[[str, Progress, Callable[[], Progress]], contextlib.AbstractContextManager[object]]
 
 
@@ -335,23 +336,23 @@ def no_watch(*_: object) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-# Of code that others call, such as the executors of TFX; a command sets it.
+# A command sets it for code that gets no `Watch` as an argument, such as the executors of TFX.
 watch: ContextVar[Watch] = ContextVar("watch", default=no_watch)
 
-_MAX_LEFT_S = 366 * 86400.0  # a later end is no estimate
+_MAX_REMAINING_S = 366 * 86400.0  # a longer time is not an estimate
 
 
-def rate_and_left(done: Progress, total: Progress, seconds: float) -> tuple[float, float | None]:
-    """Returns the images per second of a stage, and the seconds that are left; None where that cannot be estimated.
+def rate_and_remaining(current: Progress, total: Progress, seconds: float) -> tuple[float, float | None]:
+    """Returns the images per second of a stage, and its remaining time in seconds; None if that cannot be estimated.
 
     Args:
-      done: current progress.
+      current: current progress.
       total: progress at the end of the stage; `images` is 0 when it is unknown.
       seconds: time since the start of the stage.
     """
-    rate = done.images / seconds if seconds > 0 else 0.0
-    left = max(0, total.images - done.images) / rate if rate and total.images else None
-    return rate, left if left is not None and left < _MAX_LEFT_S else None
+    rate = current.images / seconds if seconds > 0 else 0.0
+    remaining_s = max(0, total.images - current.images) / rate if rate and total.images else None
+    return rate, remaining_s if remaining_s is not None and remaining_s < _MAX_REMAINING_S else None
 
 
 class _Meter:
@@ -359,13 +360,13 @@ class _Meter:
         self._lock = threading.Lock()
         self._progress = Progress()
 
-    def add(self, done: Progress) -> None:
+    def add(self, work: Progress) -> None:
         """Adds finished work. Thread-safe."""
         with self._lock:
-            self._progress += done
+            self._progress += work
 
     def read(self) -> Progress:
-        """Returns the work since the last reset."""
+        """Returns the work that was added since the last reset."""
         return self._progress
 
     def reset(self) -> None:
@@ -374,12 +375,12 @@ class _Meter:
             self._progress = Progress()
 
 
-local_progress = _Meter()
+local_progress = _Meter()  # finished work of this process in the current stage
 
 
 @contextlib.contextmanager
 def slow_imports() -> Iterator[None]:
-    """Runs a block of imports without garbage collection, which takes a fifth of their time and finds nothing."""
+    """Disables garbage collection during a block of imports, where it takes a fifth of the time and finds nothing."""
     gc.disable()
     try:
         yield
@@ -390,7 +391,7 @@ def slow_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeat(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Calls a function at intervals while the block runs, in a thread; waits for a running call a second at most."""
+    """Calls a function every `seconds` in a thread while the block runs; waits at most 1 s for the end of a call."""
     stop = threading.Event()
 
     def tick() -> None:

@@ -1,6 +1,6 @@
-"""YAML without surprises: a key may occur only once in a mapping, `1e-3` is a number and `off` is a word.
+"""A strict YAML parser: a key may occur only once in a mapping, `1e-3` is a number and `off` is a text.
 
-Its size is limited, also with aliases expanded: ten lines of aliases of aliases can expand to a billion values.
+The size of a document is limited after its aliases are expanded: ten lines of aliases can expand to a billion values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import yaml
 
 MAX_CHARACTERS = 1 << 20
-MAX_VALUES = 100_000  # with aliases expanded
+MAX_VALUES = 100_000  # of a document with its aliases expanded
 MAX_DEPTH = 64
 
 
@@ -42,8 +42,8 @@ def parse_value(text: str, wants_text: bool) -> Any:
       yaml.YAMLError: the text is not YAML.
     """
     value = parse(text)
-    is_plain = not isinstance(value, (str, list, dict)) and (value is not None or not text.strip())
-    return text.strip() if wants_text and is_plain else value
+    is_converted = not isinstance(value, (str, list, dict)) and (value is not None or not text.strip())
+    return text.strip() if wants_text and is_converted else value
 
 
 def one_line(value: Any) -> str:
@@ -68,14 +68,13 @@ def _to_plain_types(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text with line feeds as one line."""
+    """A dumper that writes a text with line feeds as one line."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if "\n" in data else None)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
 
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 
@@ -90,13 +89,13 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if node is None or is_alias:
             if node is not None and id(node) not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "it holds an alias of itself", node.start_mark)
+                raise yaml.composer.ComposerError(None, None, "it contains an alias of itself", node.start_mark)
             return node
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = [
+        sizes = [
             self._sizes[id(part)] for child in children for part in (child if isinstance(child, tuple) else (child,))
         ]
-        values, depth = 1 + sum(size for size, _ in parts), 1 + max((part_depth for _, part_depth in parts), default=0)
+        values, depth = 1 + sum(size for size, _ in sizes), 1 + max((part_depth for _, part_depth in sizes), default=0)
         if values > MAX_VALUES or depth > MAX_DEPTH:
             message = _TOO_DEEP if depth > MAX_DEPTH else f"with its aliases it has more than {MAX_VALUES:,} values"
             raise yaml.composer.ComposerError(None, None, message, node.start_mark)
@@ -117,8 +116,8 @@ class _Loader(yaml.SafeLoader):
 # PyYAML follows YAML 1.1, in which `off` is false and a number with an exponent needs a point. As in YAML 1.2, `off` is
 # text here and `1e-3` a number: `near_duplicates: off`, `learning_rate: 1e-3`.
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    character: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")

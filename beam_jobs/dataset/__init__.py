@@ -1,1 +1,1 @@
-"""A published dataset: records, shards, manifest and tables, and reading them back."""
+"""Published datasets: records, shards, manifest and tables, and the functions that read them."""

@@ -21,11 +21,11 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.storage.database import Database, join_small, open_database
 
-MEMORY_MB = 100  # of a database of rows; results and what reads the table come on top
+MEMORY_MB = 100  # limit of a database of rows, in addition to its results and the reader of the table
 
 
 def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
-    """Reads one image of a dataset: its row, in the few files of the image table that may have it, and its record.
+    """Reads the row of an image, from the few files of the image table that can contain its key, and its record.
 
     Examples:
       >>> from beam_jobs import find_record
@@ -56,9 +56,10 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
 
 
 def _find_row(directory: str, dataset: Manifest, key: str) -> dict[str, Any] | None:
+    """Returns the row of a key, or None. Files of format 2 whose range of order hashes excludes the key are skipped."""
     order_hash = shards.order_hash(dataset.options.get("seed", 0), key)
-    for path, part in itertools.zip_longest(dataset.image_paths(directory), dataset.images):
-        if part and part.order_hashes and not part.order_hashes[0] <= order_hash <= part.order_hashes[1]:
+    for path, file in itertools.zip_longest(dataset.image_paths(directory), dataset.images):
+        if file and file.order_hashes and not file.order_hashes[0] <= order_hash <= file.order_hashes[1]:
             continue
         if any(pc.any(pc.equal(rows["key"], key)).as_py() for rows in schemas.read_images([path], ["key"])):
             tables = schemas.read_images([path], schemas.IMAGES.names)
@@ -83,7 +84,7 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
     split_shards = dataset.split(split).shards
     if shard not in range(len(split_shards)) or offset not in range(split_shards[shard].bytes):
         place = f"offset {offset} of shard {shard} of {split}"
-        raise CorruptDataset(f"the image table of {directory} names a record at {place}; there is none")
+        raise CorruptDataset(f"the image table of {directory} lists a record at {place}, which does not exist")
     path = dataset.shard_paths(directory, split)[shard]
     try:
         with storage.open_read(path) as stream:
@@ -121,7 +122,7 @@ def read_shard_rows(
     """Yields the split and the index of each shard of some splits, and the rows of its images in record order.
 
     Args:
-      images: see `open_images`, with at least `columns` and `SHARD_COLUMNS`.
+      images: database of `open_images`, with at least `columns` and `SHARD_COLUMNS`.
       directory: directory of the dataset.
       dataset: its manifest.
       splits: names of the splits.
@@ -133,11 +134,11 @@ def read_shard_rows(
     statement = _SHARD_ROWS.format(columns=", ".join(f'"{name}"' for name in columns))
     for split in splits:
         for index, shard in enumerate(dataset.split(split).shards):
-            rows = images.query(statement, split=split, shard=index, most=shard.records + 1)
+            rows = images.query(statement, split=split, shard=index, most=shard.records + 1)  # 1: finds surplus rows
             if len(rows) != shard.records:
                 raise CorruptDataset(
-                    f"the image table of {directory} is not that of {manifest.MANIFEST_NAME}: {shard.name} of {split} "
-                    f"does not have {plural(shard.records, 'row')} there; write the dataset again"
+                    f"the image table of {directory} does not match {manifest.MANIFEST_NAME}: it does not have "
+                    f"{plural(shard.records, 'row')} for {shard.name} of {split}; write the dataset again"
                 )
             yield split, index, rows
 
@@ -151,15 +152,15 @@ def open_images(
     Args:
       directory: directory of a published dataset.
       dataset: its manifest.
-      columns: names of the columns of the image table to load; `row`, the number of a row from 0, is another one.
+      columns: names of the columns of the image table to load; the column `row`, the row number from 0, is added.
       table: name of the table.
-      with_values: whether to make two further tables, for which `columns` has `extra` and `annotations`: `columns`
-        with the `row` of the image, `name`, `text`, `number` unless it is a text, and `is_first` in the cell, of each
-        value of a user column; and `labels` with `row` and `label` of each label in the annotations.
+      with_values: whether to create two more tables, from the columns `extra` and `annotations`: `columns` has a row
+        per value of a user column, with `row` of the image, `name`, `text`, `number` (null for text) and `is_first` (of
+        the values of this column and image); `labels` has `row` and `label` of each label in the annotations.
 
     Raises:
       CorruptDataset: the image table is damaged.
-      DiskError: the disk of temporary files has no room for the rows.
+      DiskError: the disk of temporary files has too little space for the rows.
     """
     with open_database("the rows of the dataset", MEMORY_MB) as database:
         for number, rows in enumerate(join_small(read_rows(directory, dataset, columns))):
@@ -171,7 +172,7 @@ def open_images(
 
 
 def _column_values(rows: pa.Table) -> pa.Table:
-    # Each distinct cell is parsed once: many are equal, such as a camera or a year.
+    """Returns the table `columns` of `open_images`; parses each distinct cell once, because many cells are equal."""
     cell_values = functools.cache(lambda text: list(_cell_values(text)) if text else [])
     values = [
         (row, *value)
@@ -183,9 +184,9 @@ def _column_values(rows: pa.Table) -> pa.Table:
 
 
 def _cell_values(text: str) -> Iterator[tuple[str, str, float | None, bool]]:
-    """Yields column, text, number and whether it is the first of its column, for each value of the user columns."""
+    """Yields name, text, number and whether it is the first value of this column, for each value of a cell."""
     names: set[str] = set()
-    for raw_name, cell in schemas.cell(text).items():
+    for raw_name, cell in schemas.parse_cell(text).items():
         name = _encodable(raw_name)
         for value in cell if isinstance(cell, list) else [cell]:
             if value is not None:
@@ -201,26 +202,27 @@ def _to_float(value: Any) -> float | None:
 
 
 def _encodable(text: str) -> str:
-    """Returns a text without lone surrogates, which JSON can name and a database cannot store."""
+    """Returns a text with escaped lone surrogates, which JSON can contain and a database cannot store."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _label_values(rows: pa.Table) -> pa.Table:
-    values = []
+    """Returns the table `labels` of `open_images`."""
+    row_labels = []
     rows = rows.select(["row", "annotations"]).filter(pc.not_equal(rows["annotations"], ""))
     for row, text in zip(rows["row"].to_pylist(), rows["annotations"].to_pylist(), strict=True):
         annotations = schemas.parse_annotations(text)
-        values += [(row, _encodable(str(label))) for label in (annotations and annotations.labels) or ()]
-    return _to_table(values, {"row": pa.int64(), "label": pa.string()})
+        row_labels += [(row, _encodable(str(label))) for label in (annotations and annotations.labels) or ()]
+    return _to_table(row_labels, {"row": pa.int64(), "label": pa.string()})
 
 
-def _to_table(values: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType]) -> pa.Table:
-    columns = zip(*values, strict=True) if values else [()] * len(types)
+def _to_table(rows: Iterable[tuple[Any, ...]], types: Mapping[str, pa.DataType]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(types)
     return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
 
 
 def read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields columns of the image table, and `row`, the number of a row from 0; raises `CorruptDataset`."""
+    """Yields columns of the image table, and `row`, the row number from 0; raises `CorruptDataset` if it is damaged."""
     start = 0
     for rows in schemas.read_images(dataset.image_paths(directory), columns):
         numbers = np.arange(start, start + len(rows))
@@ -230,18 +232,18 @@ def read_rows(directory: str, dataset: Manifest, columns: Sequence[str]) -> Iter
         start += len(rows)
 
 
-# Column of the image table -> kind of its sets in messages.
+# Column of the image table with names of sets of images -> kind of these sets in messages.
 LEAK_KINDS = {"cluster": "copies", "group": "group", "near": "near duplicates"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One set of images that belong together and are in several splits.
+    """A set of images that belong together (see `LEAK_KINDS`) and are in several splits.
 
     Attributes:
       kind: a value of `LEAK_KINDS`.
       name: name of the set.
-      keys: split -> key of the first image of the set in it.
+      keys: split -> key of the first image of the set in this split.
     """
 
     kind: str
@@ -253,34 +255,34 @@ class Leak:
         return f"{self.kind}{name}: " + " and ".join(f"{key} in {split}" for split, key in self.keys.items())
 
 
-# Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
+# Untyped parameters would cause a division of 128 bits, which takes 200 times as long.
 _SETS_AND_SPLITS = """
     SELECT hash({column}) AS name, list_position($splits, split) AS split FROM images
     WHERE {column} <> '' AND split <> '' AND hash({column}) % $parts::UBIGINT = $part::UBIGINT"""
 _FIND_LEAKS = """
     SELECT {column} AS name, split, arg_min(key, row) AS key FROM images
-    WHERE {column} <> '' AND split <> '' AND hash({column}) IN (SELECT name FROM leaking)
+    WHERE {column} <> '' AND split <> '' AND hash({column}) IN (SELECT name FROM leaking_sets)
     GROUP BY {column}, split ORDER BY name, split"""
-_ROWS_AT_ONCE = 1_000_000  # 16 bytes each, and their order
+_ROWS_AT_ONCE = 1_000_000  # rows in memory: 16 bytes each, and their sort order
 
 
 def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:
     """Returns the sets with images in several splits, ordered by kind and name.
 
     Args:
-      images: see `open_images`, with at least `key`, `split` (empty for no split) and the columns of `kinds`.
+      images: database of `open_images`, with at least `key`, `split` (empty for no split) and the columns of `kinds`.
       kinds: keys of `LEAK_KINDS`.
     """
     leaks = []
     for column in kinds:
         quoted = f'"{column}"'
-        # By hashes first: most sets are in one split, and their names would fill the memory of a query.
-        images.insert_all("leaking", [pa.table({"name": pa.array(_leaking_hashes(images, quoted), pa.uint64())})])
+        # Hashes are compared first, because the names of all sets would exceed the memory of a query.
+        images.insert_all("leaking_sets", [pa.table({"name": pa.array(_leaking_hashes(images, quoted), pa.uint64())})])
         rows = images.query(_FIND_LEAKS.format(column=quoted)).to_pylist()
-        images.run("DROP TABLE leaking")
+        images.run("DROP TABLE leaking_sets")
         for name, members in itertools.groupby(rows, itemgetter("name")):
             keys = {row["split"]: row["key"] for row in members}
-            if len(keys) > 1:  # one, if the hash is that of another set
+            if len(keys) > 1:  # a set in one split may have the hash of a leaking set
                 leaks.append(Leak(kind=LEAK_KINDS[column], name=name, keys=keys))
     return leaks
 
@@ -288,22 +290,22 @@ def find_leaks(images: Database, kinds: Sequence[str]) -> list[Leak]:
 def _leaking_hashes(images: Database, column: str) -> list[int]:
     """Returns the hashes of the names of sets that are in several splits."""
     splits = [row["split"] for row in images.query("SELECT DISTINCT split FROM images WHERE split <> ''").to_pylist()]
-    parts = 1 + images.number("SELECT count(*) FROM images") // _ROWS_AT_ONCE
-    leaking: list[int] = []
-    for part in range(parts):
-        rows = images.query(_SETS_AND_SPLITS.format(column=column), splits=splits, parts=parts, part=part)
-        names, places = (rows[name].to_numpy() for name in ("name", "split"))
-        order = np.argsort(names, kind="stable")
-        names, places = names[order], places[order]
-        starts = np.flatnonzero(np.append(True, names[1:] != names[:-1])[: len(names)])
-        if len(starts):
-            is_leak = np.minimum.reduceat(places, starts) != np.maximum.reduceat(places, starts)
-            leaking += names[starts[is_leak]].tolist()
-    return leaking
+    part_count = 1 + images.number("SELECT count(*) FROM images") // _ROWS_AT_ONCE
+    leaking_hashes: list[int] = []
+    for part in range(part_count):
+        rows = images.query(_SETS_AND_SPLITS.format(column=column), splits=splits, parts=part_count, part=part)
+        hashes, positions = (rows[field].to_numpy() for field in ("name", "split"))
+        order = np.argsort(hashes, kind="stable")
+        hashes, positions = hashes[order], positions[order]
+        set_starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
+        if len(set_starts):
+            is_leak = np.minimum.reduceat(positions, set_starts) != np.maximum.reduceat(positions, set_starts)
+            leaking_hashes += hashes[set_starts[is_leak]].tolist()
+    return leaking_hashes
 
 
 def select_leak_kinds(near_duplicates: str) -> tuple[str, ...]:
-    """Returns the kinds of sets that must stay in one split under a policy for near duplicates."""
+    """Returns the keys of `LEAK_KINDS` whose sets must stay in one split, by the policy for near duplicates."""
     return tuple(LEAK_KINDS) if near_duplicates == "group" else ("cluster", "group")
 
 

@@ -1,4 +1,4 @@
-"""`dataset.json`: the file that makes a directory a dataset. It is written last, by rename; readers trust only it."""
+"""`dataset.json`, which makes a directory a dataset. It is written last, by rename, and lists the files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One published file.
+    """A published shard.
 
     Examples:
       >>> from beam_jobs import load
@@ -40,14 +40,14 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePart:
-    """One file of the image table.
+    """A file of the image table.
 
     Attributes:
       name: file name inside `images/`.
       rows: number of rows.
       bytes: size of the file.
       sha256: sha256 of the file, hex.
-      order_hashes: smallest and largest of the `shards.order_hash` of its keys; None for rows in another order.
+      order_hashes: smallest and largest `shards.order_hash` of its keys; None if the rows have another order.
     """
 
     name: str
@@ -58,16 +58,16 @@ class TablePart:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TablePart:
-        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
+        """Returns the object for its values in `dataset.json`; raises the errors of `Manifest.from_json`."""
         hashes = values["order_hashes"]
-        if hashes is not None and [type(one) for one in hashes] != [str, str]:
-            raise TypeError(f"order_hashes of {values['name']!r:.60} is {hashes!r:.60}; it must be null or two texts")
+        if hashes is not None and [type(text) for text in hashes] != [str, str]:
+            raise TypeError(f"order_hashes of {values['name']!r:.60} is {hashes!r:.60}; it must be null or two strings")
         return cls(**{**values, "order_hashes": hashes and tuple(hashes)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """One split.
+    """Shards and class counts of a split.
 
     Examples:
       >>> from beam_jobs import load
@@ -85,17 +85,17 @@ class SplitInfo:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SplitInfo:
-        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
+        """Returns the object for its values in `dataset.json`; raises the errors of `Manifest.from_json`."""
         return cls(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
 
     @property
     def records(self) -> int:
-        """Images in the split."""
+        """Number of images in the split."""
         return sum(shard.records for shard in self.shards)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all shards."""
+        """Size of all shards in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
 
@@ -112,15 +112,15 @@ class ImageCounts:
     Attributes:
       found: entries of the source.
       written: records in the shards.
-      rejects: reason -> images.
-      normalised: reason -> images that were re-encoded.
-      duplicate_clusters: sets of images with the same bytes.
-      duplicate_images: images in those sets.
-      duplicates_dropped: copies that the `drop` policy omitted.
-      near_clusters: sets of images that look alike.
-      near_images: images in those sets.
-      near_dropped: images that the `drop` policy of near duplicates omitted.
-      label_conflicts: duplicate sets whose copies have different labels.
+      rejects: reason -> number of rejected images.
+      normalised: reason -> number of images that were re-encoded.
+      duplicate_clusters: sets of duplicates.
+      duplicate_images: images in these sets.
+      duplicates_dropped: duplicates that the `drop` policy omitted.
+      near_clusters: sets of near duplicates.
+      near_images: images in these sets.
+      near_dropped: near duplicates that the `drop` policy omitted.
+      label_conflicts: sets of duplicates with different labels.
       near_unsearched: images that were not compared with all candidates for near duplicates: images with little detail
         when `facts` is `basic`, or images with thousands of near duplicates.
     """
@@ -139,7 +139,7 @@ class ImageCounts:
     near_unsearched: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values, without `near_unsearched` when it is 0: older datasets do not have it."""
+        """Returns plain JSON values; without `near_unsearched` if it is 0, as in older datasets."""
         values = asdict(self)
         if not self.near_unsearched:
             del values["near_unsearched"]
@@ -147,12 +147,12 @@ class ImageCounts:
 
     @property
     def dropped(self) -> int:
-        """Images omitted as copies or near duplicates."""
+        """Number of images omitted as duplicates or near duplicates."""
         return self.duplicates_dropped + self.near_dropped
 
     @property
     def rejected(self) -> int:
-        """Images rejected for any reason."""
+        """Number of rejected images."""
         return sum(self.rejects.values())
 
 
@@ -179,19 +179,19 @@ class Remarks:
 
     @property
     def hidden_text(self) -> str:
-        """The number of hidden names and the first ones; empty for none."""
+        """Text with the number of hidden names and the first names; empty if there are none."""
         more = " ..." * (self.hidden > len(self.hidden_names))
         return f"{plural(self.hidden, 'name')} passed over: {', '.join(self.hidden_names)}{more}" if self.hidden else ""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Remarks:
-        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
+        """Returns the object for its values in `dataset.json`; raises the errors of `Manifest.from_json`."""
         return cls(**{**values, **{name: tuple(values[name]) for name in ("warnings", "hidden_names")}})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
-    """Exact statistics of all pixels of one split, computed from the moments of each image.
+    """Exact statistics of all pixels of one split, computed from the mean and variance of each image.
 
     Examples:
       >>> from beam_jobs import load
@@ -211,7 +211,7 @@ class ChannelStatistics:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ChannelStatistics:
-        """Builds it from the plain values of `dataset.json`; the errors are those of `Manifest.from_json`."""
+        """Returns the object for its values in `dataset.json`; raises the errors of `Manifest.from_json`."""
         return cls(split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"]))
 
 
@@ -237,14 +237,14 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
-_FORMAT_1 = 1  # its image table is one file; datasets of it are read and never written
-_DIGEST_VERSION = 1  # of what `Manifest.digest` covers, which is equal in both formats
+_FORMAT_1 = 1  # an older format, with an image table of one file, which is read and never written
+_DIGEST_VERSION = 1  # version of the values that `Manifest.digest` hashes; equal in both formats
 MANIFEST_NAME = "dataset.json"
 IMAGES_DIR = "images"
 IMAGES_NAME = "images.parquet"  # the image table in format 1
 REJECTS_NAME = "rejects.parquet"
 
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ class Manifest:
 
     Attributes:
       source: address of the source; for a local source, the last part of its path.
-      options: every option of the ingest that shapes the output.
+      options: every option of the ingest that affects the dataset.
       options_digest: sha256 of those options, hex.
       label_kind: how many labels an image has, one of `types.LABEL_KINDS`.
       labels: class names; the index is the label.
@@ -274,7 +274,7 @@ class Manifest:
       images: files of the image table, in the order of its rows; empty in format 1.
       tables: file name -> sha256, hex, of `rejects.parquet`, the files for TFDS, and the image table of format 1.
       remarks: warnings of the ingest; empty for datasets of older releases.
-      format_version: version of the disk contract.
+      format_version: version of the format of the files.
     """
 
     source: str
@@ -303,17 +303,17 @@ class Manifest:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line for each warning of the ingest, and for each class without images in an evaluation split."""
+        """One line for each warning of the ingest, and for each split but the first that lacks images of some class."""
         lines = list(self.remarks.warnings)
         if unsearched := self.counts.near_unsearched:
             lines.append(
                 f"{plural(unsearched, 'image was', 'images were')} not compared with all others for near duplicates: "
-                "flat images need facts=all, and among thousands that are all but alike the search has a limit"
+                "flat images need facts=all, and the search is limited if thousands of images are nearly equal"
             )
         for name, info in list(self.splits.items())[1:]:
             if missing := [label for label in self.labels if not info.classes.get(label)]:
                 classes = plural(len(missing), "class", "classes")
-                lines.append(f"split {name} holds no image of {classes}: {some(missing)}")
+                lines.append(f"split {name} has no image of {classes}: {some(missing)}")
         return tuple(lines)
 
     def split(self, name: str) -> SplitInfo:
@@ -351,7 +351,7 @@ class Manifest:
         return [storage.join(directory, name) for name in self.image_digests]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
+        """Returns the content of `dataset.json` as plain JSON values: the fields, the digest and a checksum of them."""
         values = {**asdict(self), "counts": self.counts.to_json(), "digest": self.digest}
         if self.format_version == _FORMAT_1:
             del values["images"]
@@ -359,52 +359,52 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """Builds a manifest from `to_json` output.
+        """Returns the manifest with the values of `to_json`.
 
         Raises:
           KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
         """
-        plain = dict(values)
-        checksum = plain.pop("checksum")
-        if content_checksum(plain) != checksum:
-            raise ValueError("its checksum is not that of its content")
-        digest, channels = plain.pop("digest"), plain.pop("channels")
-        images = () if plain["format_version"] == _FORMAT_1 else tuple(map(TablePart.from_json, plain.pop("images")))
+        fields = dict(values)
+        checksum = fields.pop("checksum")
+        if content_checksum(fields) != checksum:
+            raise ValueError("its checksum does not match its content")
+        digest, channels = fields.pop("digest"), fields.pop("channels")
+        images = () if fields["format_version"] == _FORMAT_1 else tuple(map(TablePart.from_json, fields.pop("images")))
         manifest = cls(
-            splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
-            labels=tuple(plain.pop("labels")),
-            counts=ImageCounts(**plain.pop("counts")),
+            splits={name: SplitInfo.from_json(info) for name, info in fields.pop("splits").items()},
+            labels=tuple(fields.pop("labels")),
+            counts=ImageCounts(**fields.pop("counts")),
             images=images,
-            remarks=Remarks.from_json(plain.pop("remarks")) if "remarks" in plain else Remarks(),
+            remarks=Remarks.from_json(fields.pop("remarks")) if "remarks" in fields else Remarks(),
             channels=None if channels is None else ChannelStatistics.from_json(channels),
-            **plain,
+            **fields,
         )
         if manifest.digest != digest:
-            raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
+            raise ValueError(f"its digest is {digest}, but its content has the digest {manifest.digest}")
         _check_names(manifest)
         _check_counts(manifest)
         return manifest
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raises `ValueError` for an unsafe name: copies and exports use names of the manifest as file names."""
+    """Raises `ValueError` for an unsafe name: copies and exports use the names in the manifest as file names."""
     for split in manifest.splits:
         if not split.isidentifier() or not split.isascii():
             raise ValueError(f"the split name {split!r} is not allowed; an ingest uses ASCII letters, digits and _")
     split_shards = (shard.name for info in manifest.splits.values() for shard in info.shards)
     for name in (*manifest.tables, *(part.name for part in manifest.images), *split_shards):
-        if not _FILE.fullmatch(name):
+        if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"the file name {name!r} is not allowed; an ingest uses ASCII letters, digits, _, . and -")
 
 
 def _check_counts(manifest: Manifest) -> None:
     """Raises `ValueError` for a count of images, records or bytes that is not an int of at least 0."""
-    counted = {f"counts.{name}": value for name, value in vars(manifest.counts).items()}
+    counts: dict[str, Any] = {f"counts.{name}": value for name, value in vars(manifest.counts).items()}
     for split, info in manifest.splits.items():
-        counted[f"splits.{split}.classes"] = info.classes
-        counted |= {f"{shard.name}.{part}": vars(shard)[part] for shard in info.shards for part in ("records", "bytes")}
-    counted |= {f"{part.name}.{name}": vars(part)[name] for part in manifest.images for name in ("rows", "bytes")}
-    for name, value in counted.items():
+        counts[f"splits.{split}.classes"] = info.classes
+        counts |= {f"{shard.name}.{name}": vars(shard)[name] for shard in info.shards for name in ("records", "bytes")}
+    counts |= {f"{part.name}.{name}": vars(part)[name] for part in manifest.images for name in ("rows", "bytes")}
+    for name, value in counts.items():
         for number in value.values() if isinstance(value, Mapping) else (value,):
             if type(number) is not int or number < 0:
                 raise ValueError(f"{name} is {number!r:.60}; it must be a whole number of at least 0")
@@ -416,7 +416,7 @@ def content_checksum(values: Mapping[str, Any]) -> str:
 
 
 def serialise(values: Mapping[str, Any]) -> bytes:
-    """Returns values as the bytes of `dataset.json`; equal values give equal bytes, so that every byte is checked."""
+    """Returns the bytes of `dataset.json`; equal values give equal bytes, so that `verify` can compare every byte."""
     # A surrogate, which represents a byte of a path that is not UTF-8, is written as an escape that JSON reads back.
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -427,17 +427,17 @@ def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
 
 
 def create(manifest: Manifest, directory: str, scratch: str = "") -> bool:
-    """Writes `dataset.json` unless it exists, also when several processes try; see `storage.create_exclusive`.
+    """Writes `dataset.json` unless it exists; safe with concurrent processes, see `storage.create_exclusive`.
 
     Returns:
-      whether the directory now holds this dataset.
+      whether the directory now contains this dataset; False if it contains another one.
     """
     content = serialise(manifest.to_json())
     return storage.create_exclusive(storage.join(directory, MANIFEST_NAME), content, scratch)
 
 
 def is_published(directory: str) -> bool:
-    """Returns whether the directory holds a finished dataset."""
+    """Returns whether the directory contains a published dataset."""
     return storage.exists(storage.join(directory, MANIFEST_NAME))
 
 
@@ -471,7 +471,7 @@ def load(directory: str) -> Manifest:
         values = storage.read_json(path)
         version = values["format_version"]
         if version not in (_FORMAT_1, FORMAT_VERSION):
-            raise ValueError(f"its format version is {version!r}, this release reads {_FORMAT_1} and {FORMAT_VERSION}")
+            raise ValueError(f"its format version is {version!r}; this release reads {_FORMAT_1} and {FORMAT_VERSION}")
         return Manifest.from_json(values)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,22 +1,22 @@
-"""What a record holds: the one definition of the `tf.train.Example` layout, imported by the writer and the readers.
+"""Layout of a record, a `tf.train.Example`: the only definition, which the writer and the readers import.
 
-image/encoded          bytes    JPEG or PNG, as stored; of format `raw` the pixels themselves, row by row, R G B
+image/encoded          bytes    JPEG or PNG file; with format `raw`, RGB pixels row by row
 image/format           bytes    b"jpeg", b"png" or b"raw"
 image/height           int64    pixels
 image/width            int64    pixels
 image/channels         int64    1 or 3, of the stored file
-image/filename         bytes    the key: identity of the image for ever
-image/source_uri       bytes    where it came from, relative to the source for local files
+image/filename         bytes    key of the image, which never changes
+image/source_uri       bytes    path or URL of the image; relative to the source if it is local
 image/key/sha256       bytes    hex sha256 of image/encoded
 image/bytes            int64    length of image/encoded
 image/mean_rgb         float[3] mean of each channel, 0-255
 image/var_rgb          float[3] population variance of each channel
 image/brightness       float    mean of the three channel means, 0-255
 image/aspect_ratio     float    width / height
-image/class/label      int64    class index, 0-based, into the label list of dataset.json; any number if multi-label
-image/class/text       bytes    class name of each
+image/class/label      int64    class index, 0-based, into the labels of dataset.json; any number if multi-label
+image/class/text       bytes    class name of each label
 
-Only when the source has them:
+Only if the source has these annotations:
 
 image/weight                          float    weight of the image in the loss
 image/object/bbox/{xmin,ymin,xmax,ymax} float  one value per object, fraction of width or height, 0-1
@@ -30,7 +30,7 @@ extra/NAME                            user columns: int64, float or bytes; any l
 
 `example_parts` writes the wire format of `tf.train.Example` without building the message: it is three times as fast,
 does not copy the image, and gives each entry the same bytes as protobuf (a test compares them). Entries are in the
-order of their names as UTF-8 bytes, which is part of the disk contract: the order of protobuf's deterministic
+order of their names as UTF-8 bytes, which is part of the record format: the order of protobuf's deterministic
 serialisation changed between its versions 3 and 6. Source of the format:
 tensorflow/core/example/{example,feature}.proto and the protobuf encoding of length-delimited fields, packed numbers and
 maps.
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-# Tags are (field number << 3) | 2: every field on the way down is length-delimited.
+# Tags are (field number << 3) | 2: every field from the Example to its values is length-delimited.
 _FIELD_1, _FIELD_2, _FIELD_3 = b"\x0a", b"\x12", b"\x1a"
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = _FIELD_1, _FIELD_2, _FIELD_3
 _INT64_END = 1 << 63
-# Wire types: 0 a varint, 2 a length and as many bytes, 1 and 5 of fixed size, 3 and 4 around a group.
-_VARYING, _GROUPS, _FIXED = (0, 2), (3, 4), {1: 8, 5: 4}
+# Wire types: 0 is a varint, 2 a length and that many bytes, 1 and 5 have a fixed size, 3 and 4 delimit a group.
+_VARYING_TYPES, _GROUP_TYPES, _FIXED_SIZES = (0, 2), (3, 4), {1: 8, 5: 4}
 
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
-_List = Callable[[Any], tuple[bytes, list[bytes]]]
+_EncodeList = Callable[[Any], tuple[bytes, list[bytes]]]  # values -> tag and pieces of a list message
 
 
 def encode_example(features: Mapping[str, tuple[str, Values]]) -> bytes:
@@ -73,20 +73,20 @@ def example_parts(features: Mapping[str, tuple[str, Values]]) -> tuple[bytes, by
       features: name -> kind and values; the kind is `bytes`, `float` (written as float32) or `int64`.
 
     Raises:
-      KeyError: a kind is none of the three.
+      KeyError: a kind is not one of these three.
     """
     pieces = [b""]  # the first piece holds the total length, which is known last
     # Python compares text by code point, which is the order of its UTF-8 bytes.
     for name in sorted(features):
         kind, values = features[name]
         if kind == "int64" and len(values) == 1:
-            pieces.append(_one_int64(name, values[0]))
+            pieces.append(_int64_entry(name, values[0]))
         else:
-            _add_entry(pieces, name, *_LISTS[kind](values))
+            _add_entry(pieces, name, *_LIST_ENCODERS[kind](values))
     pieces[0] = _FIELD_1 + _varint(sum(map(len, pieces)))
     largest = max(pieces, key=len)
-    place = pieces.index(largest)
-    return b"".join(pieces[:place]), largest, b"".join(pieces[place + 1 :])
+    index = pieces.index(largest)
+    return b"".join(pieces[:index]), largest, b"".join(pieces[index + 1 :])
 
 
 def ends_early(serialized: bytes) -> bool:
@@ -98,10 +98,10 @@ def ends_early(serialized: bytes) -> bool:
     while position < len(serialized):
         tag, position = _read_varint(serialized, position)
         tag &= 0xFFFFFFFF
-        if tag >> 3 == 0 or tag & 7 in _GROUPS:
+        if tag >> 3 == 0 or tag & 7 in _GROUP_TYPES:
             return True
-        size = _FIXED.get(tag & 7, 0)
-        if tag & 7 in _VARYING:
+        size = _FIXED_SIZES.get(tag & 7, 0)
+        if tag & 7 in _VARYING_TYPES:
             value, position = _read_varint(serialized, position)
             size = value if tag & 7 else 0
         position += size
@@ -111,24 +111,24 @@ def ends_early(serialized: bytes) -> bool:
 def _add_entry(pieces: list[bytes], name: str, tag: bytes, body: list[bytes]) -> None:
     """Appends the pieces of one entry of the feature map; values stay separate pieces, so the largest is not copied."""
     length = sum(map(len, body))
-    pieces.append((_short_head if length < _SHORT_BODY else _head)(name, tag, length))
+    pieces.append((_short_entry_head if length < _SHORT_BODY_BYTES else _entry_head)(name, tag, length))
     pieces += body
 
 
-def _head(name: str, tag: bytes, body_length: int) -> bytes:
+def _entry_head(name: str, tag: bytes, body_length: int) -> bytes:
     """Returns the bytes before the values of an entry; they depend only on name, tag and length of the values."""
     feature = tag + _varint(body_length)
-    head = _key(name) + _varint(len(feature) + body_length) + feature
+    head = _entry_key(name) + _varint(len(feature) + body_length) + feature
     return _FIELD_1 + _varint(len(head) + body_length) + head
 
 
 # All values but images and masks are this short, so nearly every head is in the cache.
-_SHORT_BODY = 512
-_short_head = functools.lru_cache(maxsize=1 << 14)(_head)
+_SHORT_BODY_BYTES = 512
+_short_entry_head = functools.lru_cache(maxsize=1 << 14)(_entry_head)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _one_int64(name: str, value: int) -> bytes:
+def _int64_entry(name: str, value: int) -> bytes:
     """Returns the entry of one number; cached, because many records have the same sizes and labels."""
     pieces: list[bytes] = []
     _add_entry(pieces, name, *_int64_list((value,)))
@@ -136,7 +136,8 @@ def _one_int64(name: str, value: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _key(name: str) -> bytes:
+def _entry_key(name: str) -> bytes:
+    """Returns the key of an entry of the feature map, and the tag of the value that follows it."""
     key = name.encode()
     return _FIELD_1 + _varint(len(key)) + key + _FIELD_2
 
@@ -156,11 +157,11 @@ def _float_list(values: Sequence[float]) -> tuple[bytes, list[bytes]]:
 def _int64_list(values: Sequence[int]) -> tuple[bytes, list[bytes]]:
     if values and not -_INT64_END <= min(values) <= max(values) < _INT64_END:
         raise ValueError(f"{min(values)} to {max(values)} is not in the range of int64")
-    packed = b"".join([_varint(value & 0xFFFFFFFFFFFFFFFF) for value in values])  # negative ones as two's complement
+    packed = b"".join([_varint(value & 0xFFFFFFFFFFFFFFFF) for value in values])  # negative values as two's complement
     return _INT64_LIST, [_FIELD_1 + _varint(len(packed)) + packed] if packed else []
 
 
-_LISTS: dict[str, _List] = {"bytes": _bytes_list, "float": _float_list, "int64": _int64_list}
+_LIST_ENCODERS: dict[str, _EncodeList] = {"bytes": _bytes_list, "float": _float_list, "int64": _int64_list}
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -175,17 +176,17 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 def _varint(value: int) -> bytes:
     if value < 0x4000:
-        return _SHORT[value]
-    out = bytearray()
+        return _SHORT_VARINTS[value]
+    encoded = bytearray()
     while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
-# Encoded numbers of one and two bytes: the lengths of all values but the image.
-_SHORT = [bytes([value] if value < 0x80 else [value & 0x7F | 0x80, value >> 7]) for value in range(0x4000)]
+# Varints of one and two bytes: they encode the lengths of all values but the image.
+_SHORT_VARINTS = [bytes([value] if value < 0x80 else [value & 0x7F | 0x80, value >> 7]) for value in range(0x4000)]
 
 
 ENCODED = "image/encoded"
@@ -230,7 +231,7 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     TEXT: ("string", ()),
 }
 # Name -> type of each value, for all features that a record may have, except the extra columns.
-_TYPES: dict[str, type] = {
+_VALUE_TYPES: dict[str, type] = {
     **{name: {"string": bytes, "int64": int, "float32": float}[dtype] for name, (dtype, _) in FEATURES.items()},
     WEIGHT: float,
     MASK: bytes,
@@ -242,8 +243,8 @@ _TYPES: dict[str, type] = {
     OBJECT_PREFIX + "area": float,
     OBJECT_PREFIX + "mask": bytes,
 }
-MAX_VALUES = 4 << 20  # of a feature, decoded; a user column has a mebibyte
-# Numbers and categories for the statistics; of other features they would keep complete images as categorical values.
+MAX_VALUES = 4 << 20  # limit of the values of a decoded feature; a user column has at most a mebibyte
+# Features for the statistics, numbers and categories; other features would be stored as categories, even images.
 STATISTICS_FEATURES = (
     *(FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, ASPECT_RATIO),
     *(MEAN_RGB, VAR_RGB, BRIGHTNESS),
@@ -326,10 +327,10 @@ def type_problem(values: Mapping[str, list]) -> str:
     Args:
       values: feature name -> values of any record, as `decode` returns them.
     """
-    for name, kind in _TYPES.items():
+    for name, value_type in _VALUE_TYPES.items():
         entries = values.get(name)
-        if entries and not isinstance(entries[0], kind):  # a feature has one list, of one type
-            return f"feature {name!r} holds {type(entries[0]).__name__}, it must hold {kind.__name__}"
+        if entries and not isinstance(entries[0], value_type):  # a feature has one list, of one type
+            return f"feature {name!r} holds {type(entries[0]).__name__}, it must hold {value_type.__name__}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The check of one record: its types, labels, image and masks, each against the others and the manifest."""
+"""Check of records: types, labels, image and masks of a record must agree with each other and with the manifest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from beam_jobs.dataset import record
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage
 
-# Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
-Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
+# Decodes files and returns the height and width of each in pixels, or an error; see `sandbox.sizes`.
+DecodeSizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class RecordCheck:
     Attributes:
       key: identity of the image; empty when the record cannot be read.
       labels: class names.
-      sha256: sha256 of the stored image, hex, as the record gives it.
+      sha256: sha256 of the stored image, hex, according to the record.
       extra: feature name -> values of the user columns.
-      size: height and width of the image as the record gives them, in pixels.
-      problem: description of the first problem; empty for a sound record.
+      size: height and width of the image in pixels, according to the record.
+      problem: description of the first problem; empty if there is none.
     """
 
     key: str
@@ -36,25 +36,25 @@ class RecordCheck:
     problem: str
 
 
-def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[RecordCheck]:
-    """Checks types, labels, image and masks of records. Never raises because of a payload.
+def check_records(payloads: Sequence[bytes], dataset: Manifest, decode_sizes: DecodeSizes) -> list[RecordCheck]:
+    """Returns the checks of the types, labels, image and masks of records. No payload causes an exception.
 
     Args:
       payloads: payloads of records with correct checksums.
       dataset: manifest of their dataset.
-      sizes: decodes the images and masks of all records in one call.
+      decode_sizes: function that decodes the images and masks of all records in one call.
     """
-    parsed = [_read_record(payload, dataset) for payload in payloads]
-    decoded = iter(sizes([data for _, images, masks in parsed for data in (*images, *masks)]))
+    parsed_records = [_read_record(payload, dataset) for payload in payloads]
+    sizes = iter(decode_sizes([data for _, images, masks in parsed_records for data in (*images, *masks)]))
     checks = []
-    for check, images, masks in parsed:
-        file_sizes = [(kind, next(decoded)) for kind, files in (("image", images), ("mask", masks)) for _ in files]
+    for check, images, masks in parsed_records:
+        file_sizes = [(kind, next(sizes)) for kind, files in (("image", images), ("mask", masks)) for _ in files]
         checks.append(replace(check, problem=check.problem or _size_problem(check, file_sizes)))
     return checks
 
 
 def _read_record(payload: bytes, dataset: Manifest) -> tuple[RecordCheck, list[bytes], list[bytes]]:
-    """Returns the values of a record, and its image and masks to decode; no files when it has a problem."""
+    """Returns the values of a record, and its image and masks to decode; no image or mask if it has a problem."""
     from google.protobuf.message import DecodeError
 
     key = sha256 = ""
@@ -79,7 +79,7 @@ def _read_record(payload: bytes, dataset: Manifest) -> tuple[RecordCheck, list[b
 
 
 def unreadable_record(problem: str) -> RecordCheck:
-    """Returns the check of a record of which nothing can be read."""
+    """Returns the check of a record that cannot be parsed."""
     return RecordCheck(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
 
 
@@ -101,7 +101,7 @@ def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
         return f"the image of {key!r} does not have the sha256 in its record"
     height, width = values[record.HEIGHT][0], values[record.WIDTH][0]
     if values[record.FORMAT][0] == b"raw" and len(encoded) != height * width * 3:
-        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} pixels of 3 bytes"
+        return f"{key!r} has {len(encoded)} bytes of pixels, not {width}x{height} pixels of 3 bytes as in its record"
     return ""
 
 
@@ -112,14 +112,14 @@ def _record_files(values: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
     return images, [*values.get(record.MASK, []), *filter(None, object_masks)]
 
 
-def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
+def _size_problem(check: RecordCheck, file_sizes: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
     height, width = check.size
-    for kind, size in decoded:
+    for kind, size in file_sizes:
         if isinstance(size, BadImage):
             return f"{check.key!r} cannot be decoded: {size.detail}"
         if size == check.size:
             continue
         if kind == "image":
-            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says {width}x{height}"
-        return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
+            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels instead of {width}x{height} as in its record"
+        return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image has {width}x{height}"
     return ""

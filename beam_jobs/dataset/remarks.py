@@ -22,9 +22,9 @@ _WHITE = 255
 _CLASS_FOLDER_SOURCES = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
 _SPLIT_NAME = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
 _BATCH_NAME = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
-_FEW_IMAGES = 10  # in a set that is never large, however few images there are
-_LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
-LARGE_NEAR_SET = "one set of near duplicates holds"  # how the warning begins, so that the gate finds it
+_FEW_IMAGES = 10  # a set of at most this many images is never large
+_LARGE_NEAR_SET = 0.05  # share of all images above which a set of near duplicates is probably unintended
+LARGE_NEAR_SET = "one set of near duplicates holds"  # start of the warning, by which the gate finds it
 
 
 def collect_remarks(
@@ -36,21 +36,21 @@ def collect_remarks(
       plan: plan of the dataset.
       source: source of the new images.
       options: options of the ingest.
-      hidden: names that the scan passed over.
-      existing_images: images of the dataset that is added to.
+      hidden: hidden names that the scan skipped.
+      existing_images: number of images in the dataset to which the ingest adds images.
 
     Raises:
       Float32Loss: float32 changes numbers of a user column, and `float32_loss` is `refuse`.
     """
     changes = plan.float32_changes
-    float32 = [column.warning(name) for name, column in changes.items()]
-    if float32 and options.float32_loss == "refuse":
-        raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
+    float32_warnings = [column.warning(name) for name, column in changes.items()]
+    if float32_warnings and options.float32_loss == "refuse":
+        raise Float32Loss(f"{'. '.join(float32_warnings)}, or set --float32-loss report")
     return Remarks(
         warnings=(
             *_warn_of_empty_classes(plan, source),
             *_warn_of_large_near_set(plan, existing_images),
-            *float32,
+            *float32_warnings,
             *_warn_of_white_masks(plan, options),
             *_warn_of_class_names(plan, source),
         ),
@@ -62,14 +62,14 @@ def collect_remarks(
 
 def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
     folders = source.classes() if isinstance(source, ClassFolders) else ()
-    empty = sorted(set(folders) - set(plan.labels))
-    if empty:
-        count = plural(len(empty), "class folder holds", "class folders hold")
-        yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
+    empty_classes = sorted(set(folders) - set(plan.labels))
+    if empty_classes:
+        counted_folders = plural(len(empty_classes), "class folder holds", "class folders hold")
+        yield f"{counted_folders} no good image, so the dataset has no such class: {some(empty_classes)}"
 
 
 def largest_usual_set(images: int) -> int:
-    """Returns the largest set of near duplicates, among so many images, that does not look like an accident."""
+    """Returns the largest size of a set of near duplicates, among this many images, that causes no warning."""
     return max(_FEW_IMAGES, int(_LARGE_NEAR_SET * images))
 
 
@@ -83,10 +83,10 @@ def _warn_of_large_near_set(plan: Plan, existing_images: int) -> Iterator[str]:
 
 def _warn_of_white_masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     """Warns when 255 counts as a class of the new masks, though it probably marks ignored pixels or a binary mask."""
-    values, limits = plan.mask_values, options.limits
-    if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
-        return
-    largest = max(values - {_WHITE}, default=0)
+    mask_values, limits = plan.mask_values, options.limits
+    if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in mask_values or _WHITE - 1 in mask_values:
+        return  # with 254, too, 255 is probably a class
+    largest = max(mask_values - {_WHITE}, default=0)
     classes = f"0 to {largest}" if largest else "0"
     yield f"255 counts as a class of the masks, in addition to {classes}: {BINARY_OR_IGNORED}"
 
@@ -106,10 +106,10 @@ def _warn_of_class_names(plan: Plan, source: Source) -> Iterator[str]:
     spellings: dict[str, list[str]] = {}
     for label in plan.labels:
         spellings.setdefault(unicodedata.normalize("NFC", label).casefold(), []).append(label)
-    alike = [names for _, names in sorted(spellings.items()) if len(names) > 1]
-    if alike:
+    similar_names = [names for _, names in sorted(spellings.items()) if len(names) > 1]
+    if similar_names:
         listing = "; ".join(
-            f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES]
+            f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in similar_names[:_SHOWN_CLASSES]
         )
-        more = "; ..." * (len(alike) > _SHOWN_CLASSES)
-        yield f"classes of one name in another spelling: {listing}{more}; each is a separate class, rename all but one"
+        listing += "; ..." * (len(similar_names) > _SHOWN_CLASSES)
+        yield f"names that differ only in case or Unicode form: {listing}; each is a separate class, rename all but one"

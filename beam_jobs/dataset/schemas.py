@@ -26,7 +26,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.storage import parquet
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef
 
-IMAGE_ROWS = 1 << 16  # in a row group of the image table
+IMAGE_ROWS = 1 << 16  # rows per row group of the image table
 # The item field of a list has the name `item` in the files of every release; newer versions of Arrow write `element`.
 _PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
@@ -66,9 +66,9 @@ FACTS = pa.schema(
     }.items()
 )
 _REF_COLUMNS = ("key", "uri", "label", "group", "split", "extra", "annotations")
-# Where workers find the stored bytes, and the values of a mask; these columns are not published.
+# Slices of the stored bytes and of the mask, and the values of the mask; these columns are not published.
 _WORK_COLUMNS = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
-# For the plan alone: `shards.hashes64` of the key and of `sha256`, and the class names in the annotations, of the image
+# Only for the plan: `shards.hashes64` of the key and of `sha256`, and the class names in the annotations, of the image
 # and of its objects. `thumbnail` is reserved for a grey picture of the image of at most 1 kB, with which a plan could
 # confirm near duplicates; it is null.
 PLAN_FACTS = pa.schema(
@@ -81,7 +81,7 @@ EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + [*FACTS, *_WO
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
-# `cluster` and `near` are names of sets of equal and of similar images; `label_index` is -1 unless there is one label.
+# `cluster` and `near` name sets of duplicates and of near duplicates; `label_index` is -1 without a single label.
 _PLAN_COLUMNS = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
 PLANNED = pa.schema([*(field for field in EXAMINED if field.name not in PLAN_FACTS.names), *_PLAN_COLUMNS])
 IMAGES = pa.schema(
@@ -90,42 +90,42 @@ IMAGES = pa.schema(
 )
 
 
-# Matches the labels in a cell of `annotations`, which are the first of the sorted names.
+# Matches the labels in a cell of `annotations`: in its JSON object, whose names are sorted, `labels` is the first name.
 LABELS_RE = r'^\{"labels": (null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
 
 
 def ref_row(ref: ImageRef) -> dict[str, Any]:
     """Returns the row of a reference in a `REFS` table."""
-    # `vars`, not `asdict`: that copies every value deeply and blocks the decoding threads meanwhile (GIL).
+    # `vars`, because `asdict` copies every value deeply and holds the GIL, which blocks the decoding threads.
     extra = json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False) if ref.extra else "{}"
     return {**vars(ref), "extra": extra, "annotations": _annotations_text(ref.annotations)}
 
 
-def cell(text: str) -> dict[str, Any]:
+def parse_cell(text: str) -> dict[str, Any]:
     """Returns the JSON object in a cell of a published table.
 
     Raises:
-      CorruptDataset: the cell is no JSON object, or is nested too deep.
+      CorruptDataset: the cell is not a JSON object, or is nested too deep.
     """
     try:
         values = storage.parse_json(text)
         if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (TypeError, ValueError) as error:
         raise CorruptDataset(f"the image table has the cell {text!r:.60}: {error}; write the dataset again") from error
     return values
 
 
 def parse_annotations(text: str) -> Annotations | None:
-    """Returns the annotations in a cell of a table; None for an empty one.
+    """Returns the annotations in a cell of a table; None for an empty cell.
 
     Raises:
-      CorruptDataset: the cell holds no annotations.
+      CorruptDataset: the cell contains something other than annotations.
     """
     if not text:
         return None
     try:
-        return _build_annotations(cell(text))
+        return _build_annotations(parse_cell(text))
     except (KeyError, TypeError) as error:
         raise CorruptDataset(f"the image table has the annotations {text!r:.60}; write the dataset again") from error
 
@@ -156,11 +156,11 @@ def image_rows(rows: pa.Table, split: str, shard: int, offsets: Sequence[int]) -
     return pa.table(columns).cast(IMAGES)
 
 
-def examined(
+def examined_rows(
     refs: pa.Table,
     facts: np.ndarray,
     annotations: Sequence[Annotations | None],
-    work: Mapping[str, Sequence[Any]],
+    work_columns: Mapping[str, Sequence[Any]],
     seed: int,
 ) -> pa.Table:
     """Returns the `EXAMINED` table of good images.
@@ -169,30 +169,30 @@ def examined(
       refs: their rows of a `REFS` table.
       facts: their rows of `sandbox.FACTS`.
       annotations: their annotations.
-      work: their columns `slice`, `mask_slice`, `mask_values` and `mask_crc32c`.
+      work_columns: their columns `slice`, `mask_slice`, `mask_values` and `mask_crc32c`.
       seed: seed of the hashes that decide the order of the images and their splits.
     """
     columns: dict[str, Any] = {name: refs[name] for name in _REF_COLUMNS}
-    columns["uri"] = list(map(http_fetch.unsigned, refs["uri"].to_pylist()))
-    if any(one and one.mask for one in annotations):
-        columns["annotations"] = list(map(_annotations_text, map(_unsigned, annotations)))
+    columns["uri"] = list(map(http_fetch.remove_signature, refs["uri"].to_pylist()))
+    if any(item and item.mask for item in annotations):
+        columns["annotations"] = list(map(_annotations_text, map(_unsign_mask_url, annotations)))
     for name in facts.dtype.names or ():
         cells = facts[name]
-        columns[name] = _triples(cells) if cells.ndim == 2 else pa.array(cells).cast(FACTS.field(name).type)
-    columns |= work
+        columns[name] = _triple_lists(cells) if cells.ndim == 2 else pa.array(cells).cast(FACTS.field(name).type)
+    columns |= work_columns
     columns["order_hash"] = pa.array(shards.hashes64(shards.ORDER, seed, refs["key"].to_pylist()))
     columns["content_hash"] = pa.array(shards.hashes64(shards.SPLIT, seed, columns["sha256"].to_pylist()))
     columns["thumbnail"] = pa.nulls(len(refs), pa.binary())
-    no_names = class_names(None)  # once: two lists an image cost a collection of the whole heap
-    names = [class_names(one) if one else no_names for one in annotations]
+    no_names = class_names(None)  # shared: two lists per image would cause a garbage collection of the whole heap
+    names = [class_names(item) if item else no_names for item in annotations]
     columns |= {name: [row[name] for row in names] for name in ("annotated_labels", "object_labels")}
     return pa.table([columns[name] for name in EXAMINED.names], schema=EXAMINED)
 
 
-def _unsigned(annotations: Annotations | None) -> Annotations | None:
+def _unsign_mask_url(annotations: Annotations | None) -> Annotations | None:
     """Returns annotations whose mask has no signature in its URL."""
     mask = annotations and annotations.mask
-    return replace(annotations, mask=http_fetch.unsigned(mask)) if annotations and mask else annotations
+    return replace(annotations, mask=http_fetch.remove_signature(mask)) if annotations and mask else annotations
 
 
 def class_names(annotations: Annotations | None) -> dict[str, list[str]]:
@@ -209,7 +209,7 @@ def parse_facts(row: Mapping[str, Any]) -> ImageFacts:
 
 def reject_row(reject: Reject) -> dict[str, Any]:
     """Returns the row of a reject in a `REJECTS` table."""
-    return {**vars(reject), "uri": http_fetch.unsigned(reject.uri)}
+    return {**vars(reject), "uri": http_fetch.remove_signature(reject.uri)}
 
 
 def write(path: str, table: pa.Table) -> int:
@@ -256,13 +256,13 @@ def _row_group_writer(stream: BinaryIO, schema: pa.Schema, **options: Any) -> It
 
 
 def read_row_group(path: str, index: int) -> pa.Table:
-    """Reads one row group of a Parquet file, and no other; the errors are those of `read`."""
+    """Returns one row group of a Parquet file without reading the others; raises the errors of `read`."""
     with storage.open_read(path) as stream:
         return pq.ParquetFile(stream).read_row_group(index, use_threads=False)
 
 
 def read(path: str, columns: Sequence[str] | None = None, dictionaries: Sequence[str] = ()) -> pa.Table:
-    """Reads a Parquet file, or some of its columns; those in `dictionaries` as dictionary arrays.
+    """Returns a Parquet file, or some of its columns; the columns in `dictionaries` become dictionary arrays.
 
     Raises:
       OSError: the file is missing.
@@ -284,12 +284,12 @@ def read_groups(path: str) -> Iterator[pa.Table]:
 def read_images(
     paths: Iterable[str], columns: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None
 ) -> Iterator[pa.Table]:
-    """Yields columns of the image table of a published dataset, some thousands of rows at a time, in their order.
+    """Yields columns of the image table of a published dataset, some thousands of rows at a time, in order.
 
     Args:
       paths: paths of the files of the table; see `Manifest.image_paths`.
       columns: names of columns of `IMAGES`.
-      groups: path -> numbers of the row groups to read; None for all.
+      groups: path -> indices of the row groups to read; None for all.
 
     Raises:
       CorruptDataset: a file is missing, damaged or over a limit, or has no such column.
@@ -312,11 +312,11 @@ def _read_published(
             for batch in parquet.table_batches(stream, columns, groups[path] if groups else None):
                 names = batch.schema.names
                 if missing := [name for name in columns if name not in names]:
-                    raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
+                    raise pa.ArrowInvalid(f"columns are missing: {', '.join(missing)}")
                 if repeated := [name for name in columns if names.count(name) > 1]:
                     raise pa.ArrowInvalid(f"it has several columns {', '.join(repeated)}")
                 rows = pa.Table.from_batches([batch]).select(columns).cast(schema)
-                rows.validate(full=True)  # the names of a damaged table may be no text
+                rows.validate(full=True)  # text columns of a damaged table may not be UTF-8
                 yield rows
 
 
@@ -339,7 +339,7 @@ def _open_published(path: str) -> Iterator[BinaryIO]:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 
-def _triples(numbers: np.ndarray) -> pa.ListArray:
+def _triple_lists(numbers: np.ndarray) -> pa.ListArray:
     """Returns float32 lists of the rows of float64[rows, 3]; the inverse of `triples`."""
     offsets = np.arange(0, 3 * len(numbers) + 1, 3, dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.astype(np.float32).ravel()))
@@ -391,9 +391,9 @@ def is_whole(number: float) -> bool:
 def fits_float32(number: float) -> bool:
     """Returns whether a number keeps its value as the float32 of a record.
 
-    An integer must equal its float32, a fraction must have the shortest decimal form of it, such as 0.1. NaN fits.
+    An integer must equal its float32; a fraction must be the shortest decimal form of it, such as 0.1. NaN fits.
     """
-    nearest = _float32(number)
+    nearest = _to_float32(number)
     if nearest == number or math.isnan(number):
         return True
     return not is_whole(number) and float(str(np.float32(nearest))) == number
@@ -417,57 +417,57 @@ class Float32Changes:
         """Returns the warning about the column of this name."""
         return (
             f"float32, in which records store fractions, changes {self.changed:,} of {self.numbers:,} numbers of the "
-            f"user column {name!r}, such as {self.example!r} to {_float32(self.example)!r}; "
+            f"user column {name!r}, such as {self.example!r} to {_to_float32(self.example)!r}; "
             "write identifiers as text, and round or scale other numbers"
         )
 
 
 def count_float32_changes(columns: dict[str, Float32Changes], cells: pa.ChunkedArray) -> None:
-    """Adds the counts of images to user column -> counts of changed numbers.
+    """Adds the numbers of further images to the counts of changed numbers.
 
     Args:
-      columns: counts of the images so far.
+      columns: user column -> counts of the earlier images; it is updated.
       cells: column `extra` of further images.
     """
     texts, counts = pc.value_counts(cells).flatten()
-    for text, images in zip(texts.to_pylist(), counts.to_pylist(), strict=True):
-        for name, value in cell(text).items():
+    for text, image_count in zip(texts.to_pylist(), counts.to_pylist(), strict=True):
+        for name, value in parse_cell(text).items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, float):
-                    _count_number(columns.setdefault(name, Float32Changes()), number, images)
+                    _count_number(columns.setdefault(name, Float32Changes()), number, image_count)
 
 
-def column_mismatch(cells: Any, values: Mapping[str, list]) -> str:
-    """Returns a message about a difference between the user columns of a record and its row; empty when they agree.
+def column_mismatch(cell: Any, values: Mapping[str, list]) -> str:
+    """Returns a message about a difference between the user columns of a record and its row; empty if they agree.
 
-    They agree when the record has the nearest float32 of each fraction, and equal values otherwise.
+    They agree if the record has the nearest float32 of each fraction, and equal values otherwise.
 
     Args:
-      cells: cell of the column `extra` of the row.
+      cell: cell of the column `extra` of the row.
       values: feature name -> values of the user columns of the record.
     """
     try:
-        expected = {
+        row_features = {
             record.EXTRA_PREFIX + name: record.extra_feature(name, value)
-            for name, value in storage.parse_json(cells).items()
+            for name, value in storage.parse_json(cell).items()
         }
     except (TypeError, ValueError, AttributeError):
-        return f"it has {cells!r:.60} for user columns, which no ingest writes"
-    for name in sorted(values.keys() | expected.keys()):
-        kind, row_values = expected.get(name, ("", ()))
-        rounded = [_float32(number) for number in row_values] if kind == "float" else [*row_values]
+        return f"its user columns are {cell!r:.60}, which no ingest writes"
+    for name in sorted(values.keys() | row_features.keys()):
+        kind, row_values = row_features.get(name, ("", ()))
+        rounded = [_to_float32(number) for number in row_values] if kind == "float" else [*row_values]
         # Compared as text: NaN is not equal to itself, and 1 is equal to 1.0.
         if repr(record_values := values.get(name, [])) != repr(rounded):
-            return f"it has {[*row_values]!r:.60} for {name!r}, the record {record_values!r:.60}"
+            return f"it has {[*row_values]!r:.60} for {name!r}, the record has {record_values!r:.60}"
     return ""
 
 
-def _count_number(column: Float32Changes, number: float, images: int) -> None:
-    column.numbers += images
+def _count_number(column: Float32Changes, number: float, image_count: int) -> None:
+    column.numbers += image_count
     if not fits_float32(number):
         column.example = column.example if column.changed else number
-        column.changed += images
+        column.changed += image_count
 
 
-def _float32(number: Any) -> float:
+def _to_float32(number: Any) -> float:
     return array("f", (number,))[0]

@@ -1,6 +1,6 @@
 """Names of splits and shards, and the hashes that assign records to them.
 
-The hashes are part of the disk contract. They are blake2b of the UTF-8 text, keyed by purpose and seed: equal on all
+The hashes are part of the dataset format. They are blake2b of the UTF-8 text, keyed by purpose and seed: equal on all
 machines, Python versions and runs, unlike `hash()`, and independent between purposes. Any change here moves images
 between splits and shards, so it needs a new `FORMAT_VERSION` in `manifest.py`.
 """
@@ -48,7 +48,7 @@ def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
 
     It is blake2b of 8 bytes, keyed by purpose and seed, big-endian.
     """
-    import numpy as np  # here and below: a command that only looks for a dataset does not need it
+    import numpy as np  # here and below, because a command that only checks for a dataset does not need it
 
     key = f"{purpose}:{seed}".encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
@@ -58,7 +58,7 @@ def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
 
 
 def order_hash(seed: int, key: str) -> str:
-    """Returns the hash of a key that is its position in a split, 16 hex digits, which sort as the numbers do."""
+    """Returns the hash of a key, by which a split is sorted: 16 hex digits, which sort like the numbers."""
     return f"{int(hashes64(ORDER, seed, [key])[0]):016x}"
 
 
@@ -94,28 +94,28 @@ class Cutter:
         if not 1 <= count <= records:
             raise ValueError(f"{records} records cannot fill {count} shards")
         self._records, self._total_bytes, self._count = records, total_bytes, count
-        self._position = self._bytes = 0  # of the records before the next batch
-        self._runs, self._start = 1, 0  # number of runs that have begun, and the first record of the last one
+        self._position = self._bytes = 0  # number and size of the records before the next batch
+        self._runs, self._start = 1, 0  # number of begun runs, and first record of the last run
 
     def cut(self, sizes: np.ndarray) -> list[int]:
-        """Returns the positions in a batch of records at which another run begins.
+        """Returns the positions in a batch of records at which a new run begins.
 
         Args:
           sizes: int64[records], size of each record of the batch in bytes.
         """
         import numpy as np
 
-        before = self._bytes + np.cumsum(sizes) - sizes
-        cuts = []
+        bytes_before = self._bytes + np.cumsum(sizes) - sizes
+        run_starts = []
         while self._runs < self._count:
-            share = -(-self._total_bytes * self._runs // self._count)
-            reached = self._position + int(np.searchsorted(before, share))
+            target_bytes = -(-self._total_bytes * self._runs // self._count)
+            end = self._position + int(np.searchsorted(bytes_before, target_bytes))
             latest = self._records - self._count + self._runs  # later, too few records would remain for the other runs
-            start = max(self._start + 1, min(reached, latest))
+            start = max(self._start + 1, min(end, latest))
             if start >= self._position + len(sizes):
                 break
-            cuts.append(start - self._position)
+            run_starts.append(start - self._position)
             self._runs, self._start = self._runs + 1, start
         self._position += len(sizes)
         self._bytes += int(sizes.sum())
-        return cuts
+        return run_starts

@@ -53,11 +53,11 @@ _EXTRA = {int: _INT64, float: _FLOAT, str: _TEXT}
 def files(
     splits: Mapping[str, SplitInfo], labels: tuple[str, ...], features: Mapping[str, _Feature], name: str
 ) -> dict[str, bytes]:
-    """Returns file name -> content of the metadata files of a dataset; for its features see `describe_features`."""
-    contents = {FEATURES_NAME: _json(_nest_features(features)), INFO_NAME: _json(_info(splits, name))}
+    """Returns file name -> content of the metadata files of a dataset called `name`; see `describe_features`."""
+    contents = {FEATURES_NAME: _to_json(_nest_features(features)), INFO_NAME: _to_json(_dataset_info(splits, name))}
     label_lines = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()
-    for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_LABEL, OBJECT_LABELS_NAME)):
-        if feature in features:
+    for label_feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_LABEL, OBJECT_LABELS_NAME)):
+        if label_feature in features:
             contents[file_name] = label_lines
     return contents
 
@@ -79,7 +79,7 @@ def describe_features(
       raw: whether images are stored as pixels; TFDS then reads them as bytes.
       channel_statistics: whether records have mean and variance of the channels, and the brightness.
       parts: the annotations that records have: any of `objects`, `mask` and `weight`.
-      extra: user column -> int, float or str; read as lists, because a cell may be empty.
+      extra: user column -> int, float or str; TFDS reads lists of values, because a cell may be empty.
     """
     features: dict[str, _Feature] = {
         record.ENCODED: _TEXT if raw else _image(3),
@@ -106,11 +106,11 @@ def describe_features(
     return features
 
 
-def _object_features(labels: int) -> dict[str, _Feature]:
+def _object_features(class_count: int) -> dict[str, _Feature]:
     prefix = record.OBJECT_PREFIX
     return {
         **dict.fromkeys((*record.OBJECT_SIDES, prefix + "area"), _sequence(_FLOAT)),
-        record.OBJECT_LABEL: _sequence(_class_label(labels)),
+        record.OBJECT_LABEL: _sequence(_class_label(class_count)),
         record.OBJECT_TEXT: _sequence(_TEXT),
         prefix + "is_crowd": _sequence(_INT64),
         prefix + "mask": _sequence(_TEXT),
@@ -119,27 +119,27 @@ def _object_features(labels: int) -> dict[str, _Feature]:
 
 def _nest_features(features: Mapping[str, _Feature]) -> _Feature:
     """Returns nested dictionaries of features; TFDS joins their names with `/` to the feature names of records."""
-    inner: dict[str, Any] = {}
+    children: dict[str, Any] = {}
     for name, feature in features.items():
-        head, _, rest = name.partition("/")
-        if rest:
-            inner.setdefault(head, {})[rest] = feature
+        head, _, tail = name.partition("/")
+        if tail:
+            children.setdefault(head, {})[tail] = feature
         else:
-            inner[head] = feature
+            children[head] = feature
     return {
         "pythonClassName": _CORE + "features_dict.FeaturesDict",
         "featuresDict": {
             "features": {
                 name: value if "pythonClassName" in value else _nest_features(value)
-                for name, value in sorted(inner.items())
+                for name, value in sorted(children.items())
             }
         },
     }
 
 
-def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
+def _dataset_info(splits: Mapping[str, SplitInfo], dataset_name: str) -> dict[str, Any]:
     return {
-        "name": re.sub(r"\W+", "_", name).strip("_").lower() or "dataset",
+        "name": re.sub(r"\W+", "_", dataset_name).strip("_").lower() or "dataset",
         "version": "1.0.0",
         "fileFormat": "tfrecord",
         "splits": [
@@ -159,5 +159,5 @@ def split_name(split: str) -> str:
     return "all_images" if split == "all" else split
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _to_json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

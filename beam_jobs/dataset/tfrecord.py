@@ -20,9 +20,9 @@ from beam_jobs.errors import CorruptDataset
 
 HEAD = struct.Struct("<QI")  # length of the payload and its checksum
 TAIL = struct.Struct("<I")
-HEADER = HEAD.size  # bytes: 8 + 4
+HEADER_BYTES = HEAD.size  # bytes: 8 + 4
 OVERHEAD = HEAD.size + TAIL.size  # bytes
-MAX_RECORD_BYTES = 1 << 30  # of a payload, written or read
+MAX_RECORD_BYTES = 1 << 30  # limit of a payload, both in writing and reading
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -54,12 +54,12 @@ def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = MA
     """Returns the payload of the record that starts at `offset`.
 
     Raises:
-      CorruptDataset: no sound record starts there.
+      CorruptDataset: there is no intact record at `offset`.
     """
     stream.seek(offset)
     payload = read_record(stream, name, offset, max_bytes)
     if payload is None:
-        raise CorruptDataset(f"{name} ends before offset {offset}; the manifest names a record there")
+        raise CorruptDataset(f"{name} ends before offset {offset}; the image table lists a record there")
     return payload
 
 
@@ -73,7 +73,7 @@ def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_R
       max_bytes: longest payload that is read.
 
     Raises:
-      CorruptDataset: the record is not sound.
+      CorruptDataset: the record is damaged.
     """
     head = stream.read(HEAD.size)
     if not head:
@@ -86,16 +86,16 @@ def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_R
     payload = stream.read(length)
     tail = stream.read(TAIL.size)
     if len(tail) < TAIL.size:
-        read = len(payload) + len(tail)
-        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {read} of {length + 4} bytes")
+        read_bytes = len(payload) + len(tail)
+        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {read_bytes} of {length + 4} bytes")
     if _checksum(payload) != TAIL.unpack(tail)[0]:
         raise CorruptDataset(f"{name} has a corrupt record at offset {offset}; write the dataset again")
     return payload
 
 
 def begins_record(head: bytes) -> bool:
-    """Returns whether bytes are the header of a record: `HEADER` bytes with the right checksum of the length."""
-    return len(head) == HEADER and _checksum(head[:8]) == HEAD.unpack(head)[1]
+    """Returns whether bytes are the header of a record: `HEADER_BYTES` bytes with the right checksum of the length."""
+    return len(head) == HEADER_BYTES and _checksum(head[:8]) == HEAD.unpack(head)[1]
 
 
 def masked(crc: int) -> int:

@@ -1,1 +1,1 @@
-"""A published dataset in the formats of others: one module a format, `run.export` for all of them."""
+"""Export of published datasets to other formats; `run.export` is the entry point."""

@@ -27,7 +27,7 @@ CROISSANT_NAME = "croissant.json"
 
 _IMAGES_ID, _SPLITS_ID, _LABELS_ID = "images", "splits", "labels"
 _IMAGE_FILES_ID, _IMAGE_FILES = "image-files", f"{manifest.IMAGES_DIR}/*.parquet"  # of format 2
-_TYPES = {"json": "application/json", "parquet": "application/x-parquet", "tfrecord": "application/x-tfrecord"}
+_MIME_TYPES = {"json": "application/json", "parquet": "application/x-parquet", "tfrecord": "application/x-tfrecord"}
 _ROLES = {
     "train": "cr:TrainingSplit",
     **dict.fromkeys(("val", "valid", "validation", "eval"), "cr:ValidationSplit"),
@@ -116,23 +116,23 @@ def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict
       about: metadata that the owner provides.
     """
     counts = ", ".join(f"{info.records} of {name}" for name, info in dataset.splits.items())
-    content = f"{dataset.counts.written} images ({counts}) in TFRecord shards, digest {dataset.digest}."
+    content_text = f"{dataset.counts.written} images ({counts}) in TFRecord shards, digest {dataset.digest}."
     source = os.path.basename(dataset.source.rstrip("/"))
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": re.sub(r"[^\w-]+", "_", about.title or source) or "dataset",
-        "description": " ".join(filter(None, (about.intended_use, content))),
+        "description": " ".join(filter(None, (about.intended_use, content_text))),
         "version": f"{dataset.format_version}.0.0",
         **_properties(about),
-        "distribution": _files(directory, dataset, base),
-        "recordSet": [_images(dataset), _splits(dataset), *([_labels(dataset)] if dataset.labels else [])],
+        "distribution": _file_objects(directory, dataset, base),
+        "recordSet": [_image_set(dataset), _split_set(dataset), *([_label_set(dataset)] if dataset.labels else [])],
     }
 
 
 def _properties(about: About) -> dict[str, Any]:
-    """Returns the known properties under their names in schema.org and Croissant."""
+    """Returns the non-empty properties under their names in schema.org and Croissant."""
     properties = {
         "alternateName": about.title,
         "license": about.license_url,
@@ -144,8 +144,8 @@ def _properties(about: About) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if value}
 
 
-def _agents(kind: str, names: tuple[str, ...]) -> list[dict[str, str]]:
-    return [{"@type": kind, "name": name} for name in names]
+def _agents(schema_type: str, names: tuple[str, ...]) -> list[dict[str, str]]:
+    return [{"@type": schema_type, "name": name} for name in names]
 
 
 def _is_same_directory(directory: str, out: str) -> bool:
@@ -154,30 +154,30 @@ def _is_same_directory(directory: str, out: str) -> bool:
     return os.path.realpath(directory) == os.path.realpath(out)
 
 
-def _files(directory: str, dataset: Manifest, base: str) -> list[dict[str, Any]]:
+def _file_objects(directory: str, dataset: Manifest, base: str) -> list[dict[str, Any]]:
     names = (manifest.MANIFEST_NAME, *dataset.image_digests, manifest.REJECTS_NAME)
-    entries = [_file(name, *_digest(storage.join(directory, name)), base) for name in names]
+    entries = [_file_object(name, *_size_and_sha256(storage.join(directory, name)), base) for name in names]
     for split, info in dataset.splits.items():
         folder = shards.split_dir(split)
-        entries += [_file(f"{folder}/{shard.name}", shard.bytes, shard.sha256, base) for shard in info.shards]
+        entries += [_file_object(f"{folder}/{shard.name}", shard.bytes, shard.sha256, base) for shard in info.shards]
     if dataset.images:
         entries.append(_file_set(_IMAGE_FILES_ID, _IMAGE_FILES, base))
     return entries
 
 
-def _digest(path: str) -> tuple[int, str]:
+def _size_and_sha256(path: str) -> tuple[int, str]:
     with os_errors_as(CorruptDataset, f"{path} cannot be read"):
         return storage.digest(path)
 
 
-def _file(name: str, size: int, sha256: str, base: str) -> dict[str, Any]:
+def _file_object(name: str, size: int, sha256: str, base: str) -> dict[str, Any]:
     return {
         "@type": "cr:FileObject",
         "@id": name,
         "name": name,
         "contentUrl": storage.join(base, name) if base else name,
         "contentSize": f"{size} B",
-        "encodingFormat": _TYPES[name.rpartition(".")[2]],
+        "encodingFormat": _MIME_TYPES[name.rpartition(".")[2]],
         "sha256": sha256,
     }
 
@@ -188,60 +188,60 @@ def _file_set(name: str, pattern: str, base: str) -> dict[str, Any]:
         "@id": name,
         "name": name,
         "includes": storage.join(base, pattern) if base else pattern,
-        "encodingFormat": _TYPES[pattern.rpartition(".")[2]],
+        "encodingFormat": _MIME_TYPES[pattern.rpartition(".")[2]],
     }
 
 
-def _images(dataset: Manifest) -> dict[str, Any]:
-    note = "a copy that was left out has an empty split and the shard -1" if dataset.counts.dropped else ""
+def _image_set(dataset: Manifest) -> dict[str, Any]:
+    dropped_note = "dropped duplicates have an empty split and the shard -1" if dataset.counts.dropped else ""
     references = {"split": f"{_SPLITS_ID}/name"}
     if dataset.label_kind == "single":
         references["label"] = f"{_LABELS_ID}/name"
     files = _IMAGE_FILES if dataset.images else manifest.IMAGES_NAME
     source = {"fileSet": {"@id": _IMAGE_FILES_ID}} if dataset.images else {"fileObject": {"@id": manifest.IMAGES_NAME}}
-    fields = [_column(field, source, references.get(field.name, "")) for field in schemas.IMAGES]
+    fields = [_column_field(field, source, references.get(field.name, "")) for field in schemas.IMAGES]
     return {
         "@type": "cr:RecordSet",
         "@id": _IMAGES_ID,
         "name": _IMAGES_ID,
-        "description": "; ".join(filter(None, [f"A row an image, of {files}", note])),
+        "description": "; ".join(filter(None, [f"One row per image, in {files}", dropped_note])),
         "key": {"@id": f"{_IMAGES_ID}/key"},
         "field": fields,
     }
 
 
-def _column(field: pa.Field, source: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    repeated = pa.types.is_list(field.type)
-    kind = field.type.value_type if repeated else field.type
+def _column_field(field: pa.Field, source: Mapping[str, Any], reference: str) -> dict[str, Any]:
+    is_list = pa.types.is_list(field.type)
+    value_type = field.type.value_type if is_list else field.type
     entry = {
         "@type": "cr:Field",
         "@id": f"{_IMAGES_ID}/{field.name}",
         "name": field.name,
-        "dataType": next(name for is_type, name in _DATA_TYPES if is_type(kind)),
+        "dataType": next(name for is_type, name in _DATA_TYPES if is_type(value_type)),
         "source": {**source, "extract": {"column": field.name}},
     }
-    if repeated:
+    if is_list:
         entry |= {"isArray": True, "arrayShape": "3"}
     if reference:
         entry["references"] = {"field": {"@id": reference}}
     return entry
 
 
-def _splits(dataset: Manifest) -> dict[str, Any]:
+def _split_set(dataset: Manifest) -> dict[str, Any]:
     data = [
         {f"{_SPLITS_ID}/name": name, f"{_SPLITS_ID}/role": _ROLES.get(name, ""), f"{_SPLITS_ID}/images": info.records}
         for name, info in dataset.splits.items()
     ]
     fields = {"name": "sc:Text", "role": "sc:Text", "images": "cr:Int64"}
-    return _inline(_SPLITS_ID, "cr:Split", fields, data)
+    return _inline_set(_SPLITS_ID, "cr:Split", fields, data)
 
 
-def _labels(dataset: Manifest) -> dict[str, Any]:
+def _label_set(dataset: Manifest) -> dict[str, Any]:
     data = [{f"{_LABELS_ID}/name": name, f"{_LABELS_ID}/index": index} for index, name in enumerate(dataset.labels)]
-    return _inline(_LABELS_ID, "sc:Enumeration", {"name": "sc:Text", "index": "cr:Int64"}, data)
+    return _inline_set(_LABELS_ID, "sc:Enumeration", {"name": "sc:Text", "index": "cr:Int64"}, data)
 
 
-def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, Any]]) -> dict[str, Any]:
+def _inline_set(name: str, set_type: str, fields: dict[str, str], data: list[dict[str, Any]]) -> dict[str, Any]:
     entries = [
         {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": data_type}
         for field, data_type in fields.items()
@@ -250,7 +250,7 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
         "@type": "cr:RecordSet",
         "@id": name,
         "name": name,
-        "dataType": kind,
+        "dataType": set_type,
         "key": {"@id": f"{name}/name"},
         "field": entries,
         "data": data,
@@ -281,7 +281,7 @@ def write_dali_index(
             stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
             name = f"{shards.split_dir(split)}/{stem}.idx"
             starts = rows["offset"].to_numpy()
-            # A record ends where the next one starts, the last one at the end of the file.
+            # A record ends where the next record starts; the last record ends at the end of the file.
             sizes = np.diff(starts, append=split_shards[index].bytes)
             content = "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)).encode()
             storage.write_bytes(storage.join(out, name), content)

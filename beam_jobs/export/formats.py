@@ -29,7 +29,7 @@ from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError, os_errors_as
 from beam_jobs.export.options import safe_name
 
-_SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
+_FILE_SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
 
 
 class Sample:
@@ -62,7 +62,7 @@ class Sample:
     @functools.cached_property
     def suffix(self) -> str:
         """Suffix of the image file: `jpg` or `png`."""
-        return _SUFFIXES[self.values[record.FORMAT][0]]
+        return _FILE_SUFFIXES[self.values[record.FORMAT][0]]
 
     @functools.cached_property
     def image(self) -> bytes:
@@ -74,23 +74,23 @@ class Sample:
 
         height, width = self.values[record.HEIGHT][0], self.values[record.WIDTH][0]
         if len(encoded) != height * width * 3:
-            raise CorruptDataset(f"{self.key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height}")
-        out = io.BytesIO()
-        Image.frombytes("RGB", (width, height), encoded).save(out, "PNG")
-        return out.getvalue()
+            raise CorruptDataset(f"{self.key!r} has {len(encoded)} bytes of pixels, its record has {width}x{height}")
+        png_stream = io.BytesIO()
+        Image.frombytes("RGB", (width, height), encoded).save(png_stream, "PNG")
+        return png_stream.getvalue()
 
     def text_values(self, name: str) -> Any:
-        """Returns the values of a feature, bytes as text: a list, or a single value if the feature has at most one."""
+        """Returns the values of a feature, bytes as text: a list, or the value or None for a feature with one value."""
         values = [_text(value) if isinstance(value, bytes) else value for value in self.values.get(name, ())]
-        return (values[0] if values else None) if name in _SINGLE else values
+        return (values[0] if values else None) if name in _SINGLE_VALUES else values
 
 
 def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
-_SINGLE = {name for name, (_, shape) in record.FEATURES.items() if not shape} - {record.LABEL, record.TEXT}
-_SINGLE |= {record.WEIGHT}
+_SINGLE_VALUES = {name for name, (_, shape) in record.FEATURES.items() if not shape} - {record.LABEL, record.TEXT}
+_SINGLE_VALUES |= {record.WEIGHT}
 
 
 def read_samples(directory: str, dataset: Manifest, split: str) -> Iterator[Sample]:
@@ -110,7 +110,7 @@ def read_samples(directory: str, dataset: Manifest, split: str) -> Iterator[Samp
                     raise corrupt_sample(sample, problem)
                 yield sample
         if count != shard.records:
-            raise CorruptDataset(f"{path} holds {count} records, dataset.json says {shard.records}; verify the dataset")
+            raise CorruptDataset(f"{path} has {count} records, dataset.json has {shard.records}; verify the dataset")
 
 
 def corrupt_sample(sample: Sample, problem: str) -> CorruptDataset:
@@ -119,14 +119,14 @@ def corrupt_sample(sample: Sample, problem: str) -> CorruptDataset:
 
 
 def _sample_problem(sample: Sample) -> str:
-    """Returns the fault of a record, without decoding its image; empty when it has none."""
+    """Returns the problem of a record, without decoding its image; empty if there is none."""
     from google.protobuf.message import DecodeError
 
     try:
         if problem := record.type_problem(sample.values):
             return problem
         image_format, (encoded,) = sample.values[record.FORMAT][0], sample.values[record.ENCODED]
-        if image_format not in _SUFFIXES:
+        if image_format not in _FILE_SUFFIXES:
             return f"its image is {image_format!r:.40}; it must be jpeg, png or raw"
         if hashlib.sha256(encoded).hexdigest() != sample.values[record.SHA256][0].decode():
             return f"the image of {sample.key!r} does not match its sha256"
@@ -143,10 +143,10 @@ def numbered_samples(samples: Iterator[Sample], info: SplitInfo, count: int) -> 
       info: number of samples and their total bytes.
       count: number of files, at most one per sample.
     """
-    cutter, file = shards.Cutter(info.records, info.bytes, count), 0
+    cutter, file_index = shards.Cutter(info.records, info.bytes, count), 0
     for sample in samples:
-        file += len(cutter.cut(np.array([len(sample.payload) + tfrecord.OVERHEAD])))
-        yield file, sample
+        file_index += len(cutter.cut(np.array([len(sample.payload) + tfrecord.OVERHEAD])))
+        yield file_index, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +178,10 @@ class Format(Protocol):
         """Returns the name of file `index` of `count`, relative to the export."""
 
     def open(self, path: str) -> AbstractContextManager[Shard]:
-        """Opens a file for writing; it appears under its name when the block has succeeded."""
+        """Opens a file for writing; it gets its name when the block succeeds."""
 
-    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns name -> content of the metadata files of the format; `files` by split."""
+    def metadata_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns name -> content of the metadata files of the format; `files` maps each split to its files."""
 
 
 class ArrayRecord:
@@ -211,30 +211,30 @@ class ArrayRecord:
         if storage.is_remote(path):  # the package only writes local files
             with tempfile.TemporaryDirectory() as folder:
                 scratch = os.path.join(folder, "part")
-                with self._open(scratch) as writer:
+                with self._open_local(scratch) as writer:
                     yield writer
                 with open(scratch, "rb") as stream, storage.atomic_writer(path) as target:
                     shutil.copyfileobj(stream, target, 1 << 20)
             return
         temporary = f"{path}.tmp"
-        with self._open(temporary) as writer:
+        with self._open_local(temporary) as writer:
             yield writer
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
 
     @contextlib.contextmanager
-    def _open(self, path: str) -> Iterator[_ArrayRecordWriter]:
-        # Records are read one by one; larger groups only help compression, but images do not compress.
+    def _open_local(self, path: str) -> Iterator[_ArrayRecordWriter]:
+        # Records are read one by one; larger groups only improve compression, and image files hardly compress.
         writer = self._module.ArrayRecordWriter(path, "group_size:1")
         try:
             yield _ArrayRecordWriter(writer)
         finally:
-            writer.close()  # after an error, the incomplete file is removed with the export
+            writer.close()  # the incomplete file of a failed export is removed with the export
 
-    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+    def metadata_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the TFDS metadata of the dataset, adapted to the exported files."""
-        metadata = {name: self._read(name) for name in self._metadata_names}
+        metadata = {name: self._read_metadata(name) for name in self._metadata_names}
         try:
             info = storage.parse_json(metadata[tfds_metadata.INFO_NAME])
             tfds_names = {split: entry["name"] for split, entry in zip(self._splits, info["splits"], strict=True)}
@@ -245,7 +245,7 @@ class ArrayRecord:
         info["splits"] = [_split_info(tfds_names[split], split, split_files) for split, split_files in files.items()]
         return {**metadata, tfds_metadata.INFO_NAME: manifest.serialise(info)}
 
-    def _read(self, name: str) -> bytes:
+    def _read_metadata(self, name: str) -> bytes:
         path = storage.join(self._directory, name)
         try:
             return storage.read_at_most(path, storage.MAX_JSON_BYTES)
@@ -273,7 +273,7 @@ def _split_info(name: str, split: str, files: tuple[ExportedFile, ...]) -> dict[
 
 
 OBJECT_MASK = record.OBJECT_PREFIX + "mask"
-_IN_FILES = (record.ENCODED, record.MASK, OBJECT_MASK)
+_IMAGES = (record.ENCODED, record.MASK, OBJECT_MASK)  # features that become files of their own
 
 
 class WebDataset:
@@ -284,30 +284,30 @@ class WebDataset:
     """
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        self._single = dataset.label_kind == "single"
+        self._has_single_label = dataset.label_kind == "single"
 
     def file_name(self, split: str, index: int, count: int) -> str:
         """Returns the name of a file."""
         return f"{split}-{index:06d}.tar"
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[_Tar]:
+    def open(self, path: str) -> Iterator[_TarWriter]:
         """See `Format`."""
         with (
             storage.atomic_writer(path) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar,
         ):
-            yield _Tar(tar, self._single)
+            yield _TarWriter(tar, self._has_single_label)
 
-    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns no files: readers take the names of the tar files as arguments."""
+    def metadata_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns no files: readers get the names of the tar files as arguments."""
         return {}
 
 
-class _Tar:
-    def __init__(self, tar: tarfile.TarFile, single: bool) -> None:
+class _TarWriter:
+    def __init__(self, tar: tarfile.TarFile, has_single_label: bool) -> None:
         self._tar = tar
-        self._single = single
+        self._has_single_label = has_single_label
 
     def write(self, sample: Sample) -> None:
         """Adds the members of a sample."""
@@ -321,12 +321,12 @@ class _Tar:
 
     def _members(self, sample: Sample) -> Iterator[tuple[str, bytes]]:
         yield sample.suffix, sample.image
-        if self._single:
+        if self._has_single_label:
             yield "cls", b"%d" % sample.values[record.LABEL][0]
-        features: dict[str, Any] = {name: sample.text_values(name) for name in sample.values if name not in _IN_FILES}
+        features: dict[str, Any] = {name: sample.text_values(name) for name in sample.values if name not in _IMAGES}
         yield "json", json.dumps(features, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
         for mask in sample.values.get(record.MASK, ()):
             yield "mask.png", mask
         for index, mask in enumerate(sample.values.get(OBJECT_MASK, ())):
-            if mask:  # an object may have none
+            if mask:  # an object may have no mask
                 yield f"object-{index:05d}.png", mask

@@ -1,4 +1,4 @@
-"""Options of an export, checked in the constructor, and file names."""
+"""Options of an export, checked in the constructor, and names of exported images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from beam_jobs import errors
 from beam_jobs.errors import OptionError
 from beam_jobs.options import About
 
-STREAMED = ("webdataset", "array_record", "parquet")
+STREAMED = ("webdataset", "array_record", "parquet")  # files with every record
 DESCRIBED = ("croissant", "dali")  # small files about the dataset, without its records
 FORMATS = (*STREAMED, *DESCRIBED)
-WITH_ABOUT = ("croissant", "parquet")
+WITH_ABOUT = ("croissant", "parquet")  # formats that store `ExportOptions.about`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class ExportOptions:
       out: directory of the export, new or empty, local or remote; for `croissant` also the dataset itself.
       splits: splits to export, in this order; empty means all. Croissant always describes all splits.
       shard_mb: target size of a file in MB (1e6 bytes) of records; None makes as many files as the dataset has shards.
-      about: what overrides the description that the dataset has of itself; for `croissant` and `parquet` only.
+      about: properties that override those in the dataset; for `croissant` and `parquet` only.
 
     Raises:
-      OptionError: a value is not allowed; the message gives the value and what is allowed.
+      OptionError: a value is not allowed; the message gives the value and the allowed values.
     """
 
     dataset: str
@@ -52,16 +52,16 @@ class ExportOptions:
         if self.about != About() and self.to not in WITH_ABOUT:
             option = next(name for name, value in vars(self.about).items() if value)
             raise OptionError(f"{option} has no effect with {self.to}, which does not store it; leave it out")
-        duplicates = [name for index, name in enumerate(self.splits) if name in self.splits[:index]]
-        if duplicates:
-            raise OptionError(f"the split {duplicates[0]!r} is given twice; give each split once")
+        repeated_splits = [name for index, name in enumerate(self.splits) if name in self.splits[:index]]
+        if repeated_splits:
+            raise OptionError(f"the split {repeated_splits[0]!r} is given twice; give each split once")
 
 
 MAX_CHARACTERS = 80  # with its suffix a name fits into the 100 characters of the oldest tar header
 
-_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
-_PLAIN = re.compile(rf"({_PART}(?:/{_PART})*)\.(jpg|jpeg|png|bmp|gif|webp|tif|tiff)")
-# Names that the rules for unsafe keys produce; a key of this form is not used as a name.
+_NAME_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
+_SAFE_KEY = re.compile(rf"({_NAME_PART}(?:/{_NAME_PART})*)\.(jpg|jpeg|png|bmp|gif|webp|tif|tiff)")
+# Names that `safe_name` makes of other keys; a key of this form is treated as unsafe.
 _GENERATED = re.compile(r".*(_(jpeg|png|bmp|gif|webp|tif|tiff)|-[0-9a-f]{16})")
 # Device names of Windows, where files cannot have these names.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
@@ -71,7 +71,7 @@ _HASH_DIGITS = 16
 
 def safe_name(key: str) -> str:
     """Returns a unique relative path for a key, without dots, of at most `MAX_CHARACTERS` ASCII characters."""
-    match = _PLAIN.fullmatch(key)
+    match = _SAFE_KEY.fullmatch(key)
     if match and not _GENERATED.fullmatch(match[1]) and not any(map(_DEVICES.fullmatch, match[1].split("/"))):
         name = match[1] if match[2] == "jpg" else f"{match[1]}_{match[2]}"
         if len(name) <= MAX_CHARACTERS:

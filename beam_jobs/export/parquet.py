@@ -29,7 +29,7 @@ class Parquet:
     """Files `data/SPLIT-00000-of-00002.parquet`, ..., and a `README.md` that lists the splits, as on the Hub."""
 
     def __init__(self, directory: str, dataset: Manifest, about: About) -> None:
-        """Reads the features of the dataset; `about` is for its page.
+        """Reads the features of the dataset; `about` has the properties for the dataset card.
 
         Raises:
           CorruptDataset: `features.json` of the dataset cannot be read.
@@ -43,24 +43,24 @@ class Parquet:
         return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[_Rows]:
-        """Opens a file for writing; it appears under its name when the block has succeeded."""
+    def open(self, path: str) -> Iterator[_RowWriter]:
+        """Opens a file for writing; it gets its name when the block succeeds."""
         # Images do not compress, and the other columns are small.
         settings = {"compression": "none", "use_dictionary": False}
         with storage.atomic_writer(path) as stream, pq.ParquetWriter(stream, self._schema, **settings) as writer:
-            rows = _Rows(writer, self._schema, self._columns)
+            rows = _RowWriter(writer, self._schema, self._columns)
             yield rows
             rows.flush()
 
-    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+    def metadata_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the dataset card of the Hub, whose front matter assigns the files to splits."""
         paths = [{"split": tfds_metadata.split_name(split), "path": f"data/{split}-*.parquet"} for split in files]
-        head = {"configs": [{"config_name": "default", "data_files": paths}]}
-        front = strings.to_json({**_front_matter(self._about), **head})  # is valid YAML, too
-        return {"README.md": f"---\n{front}\n---\n{_card_text(self._about)}".encode()}
+        configs = {"configs": [{"config_name": "default", "data_files": paths}]}
+        front_matter = strings.to_json({**_front_matter(self._about), **configs})  # is valid YAML, too
+        return {"README.md": f"---\n{front_matter}\n---\n{_card_text(self._about)}".encode()}
 
 
-# Licences that the Hub lists under their SPDX identifier in lower case; it names the others in ways of its own.
+# Licences that the Hub lists by their SPDX identifier in lower case; other licences have identifiers of the Hub.
 # https://huggingface.co/docs/hub/repositories-licenses
 _HUB_LICENSE = re.compile(
     r"mit|apache-2\.0|isc|mpl-2\.0|ms-pl|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|bsd-[23]-clause|"
@@ -69,35 +69,35 @@ _HUB_LICENSE = re.compile(
 
 
 def _front_matter(about: About) -> dict[str, Any]:
-    """Returns the known properties under the names of the Hub."""
-    listed = about.license.lower() if _HUB_LICENSE.fullmatch(about.license.lower()) else ""
-    other = "" if listed else about.license
+    """Returns the non-empty properties under their names on the Hub."""
+    hub_license = about.license.lower() if _HUB_LICENSE.fullmatch(about.license.lower()) else ""
+    other_license = "" if hub_license else about.license
     properties = {
         "pretty_name": about.title,
-        "license": listed or ("other" if other else ""),
-        "license_name": other,
-        "license_link": about.license_url if other else "",
+        "license": hub_license or ("other" if other_license else ""),
+        "license_name": other_license,
+        "license_link": about.license_url if other_license else "",
     }
     return {name: value for name, value in properties.items() if value}
 
 
 def _card_text(about: About) -> str:
-    makers = ", ".join((*about.creators, *about.organizations))
+    authors = ", ".join((*about.creators, *about.organizations))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", about.citation)), default=0))
     sections = {
         "Intended use": about.intended_use,
-        "Authors": makers,
+        "Authors": authors,
         "Page": about.url,
         "Published": about.date_published,
         "Citation": f"{fence}\n{about.citation}\n{fence}" if about.citation else "",
     }
-    title = [f"# {about.title}"] if about.title else []
+    title_lines = [f"# {about.title}"] if about.title else []
     return "".join(
-        f"\n{part}\n" for part in (*title, *(f"## {name}\n\n{text}" for name, text in sections.items() if text))
+        f"\n{block}\n" for block in (*title_lines, *(f"## {name}\n\n{text}" for name, text in sections.items() if text))
     )
 
 
-class _Rows:
+class _RowWriter:
     def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, columns: Sequence[Column]) -> None:
         self._writer = writer
         self._schema = schema
@@ -119,17 +119,17 @@ class _Rows:
         self._rows, self._bytes = [], 0
 
 
-# Names of columns for features whose own name is too long or specific to Feedline.
-_NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
+# Names of columns for features whose names are too long or specific to Feedline.
+_COLUMN_NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
 _IMAGE_TYPE = pa.struct({"bytes": pa.binary(), "path": pa.string()}.items())
-_IMAGE = {"_type": "Image"}
+_IMAGE_FEATURE = {"_type": "Image"}
 _OBJECT_PARTS = {
     **dict.fromkeys(("bbox/xmin", "bbox/ymin", "bbox/xmax", "bbox/ymax", "area"), "float32"),
     "class/label": "int64",
     "is_crowd": "int64",
     "mask": "binary",
 }
-_ARROW = {"float32": pa.float32(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+_ARROW_TYPES = {"float32": pa.float32(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +138,9 @@ class Column:
 
     Attributes:
       name: name of the column.
-      type: type in Arrow.
-      feature: type in `datasets`.
-      value: function that returns the cell of a sample.
+      type: Arrow type.
+      feature: feature type of `datasets`.
+      value: function that returns the value of the column for a sample.
     """
 
     name: str
@@ -160,11 +160,11 @@ def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
     columns += _label_columns(dataset)
     for name, (dtype, shape) in record.FEATURES.items():
         if name in features and name not in (record.ENCODED, record.LABEL, record.TEXT):
-            columns.append(_value_column(name, dtype, repeated=bool(shape)))
+            columns.append(_value_column(name, dtype, is_list=bool(shape)))
     if record.WEIGHT in features:
         columns.append(_value_column(record.WEIGHT, "float32"))
     if record.MASK in features:
-        columns.append(_image_column("mask", _mask, lambda sample: f"{sample.name}.mask.png"))
+        columns.append(_image_column("mask", _read_mask, lambda sample: f"{sample.name}.mask.png"))
     if any(name.startswith(record.OBJECT_PREFIX) for name in features):
         columns.append(_objects_column(dataset))
     user_columns = (_user_column(*item) for item in features.items() if item[0].startswith(record.EXTRA_PREFIX))
@@ -183,10 +183,10 @@ def _image_column(name: str, content: Callable[[Sample], bytes | None], path: Ca
         encoded = content(sample)
         return {"bytes": encoded, "path": path(sample)} if encoded else None
 
-    return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE, value=cell)
+    return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE_FEATURE, value=cell)
 
 
-def _mask(sample: Sample) -> bytes | None:
+def _read_mask(sample: Sample) -> bytes | None:
     return next(iter(sample.values.get(record.MASK, ())), None)
 
 
@@ -198,37 +198,37 @@ def _label_columns(dataset: Manifest) -> Iterator[Column]:
         yield Column(
             name="labels",
             type=pa.list_(pa.int64()),
-            feature=_sequence(label),
+            feature=_list_type(label),
             value=lambda sample: list(sample.values.get(record.LABEL, ())),
         )
 
 
-def _value_column(name: str, dtype: str, repeated: bool = False) -> Column:
-    kind, feature = _ARROW[dtype], _value(dtype)
+def _value_column(name: str, dtype: str, is_list: bool = False) -> Column:
+    arrow_type, feature = _ARROW_TYPES[dtype], _value_type(dtype)
     return Column(
-        name=_NAMES.get(name, name.rpartition("/")[2]),
-        type=pa.list_(kind) if repeated else kind,
-        feature=_sequence(feature) if repeated else feature,
+        name=_COLUMN_NAMES.get(name, name.rpartition("/")[2]),
+        type=pa.list_(arrow_type) if is_list else arrow_type,
+        feature=_list_type(feature) if is_list else feature,
         value=lambda sample: sample.text_values(name),
     )
 
 
 def _user_column(name: str, feature: Mapping[str, Any]) -> Column:
-    inner = feature["sequence"]["feature"]
-    dtype = inner["tensor"]["dtype"] if "tensor" in inner else "string"
+    item_feature = feature["sequence"]["feature"]
+    dtype = item_feature["tensor"]["dtype"] if "tensor" in item_feature else "string"
     return Column(
         name=name.replace("/", "_", 1),  # `extra_NAME`, because `NAME` may be another column
-        type=pa.list_(_ARROW[dtype]),  # a cell may be empty
-        feature=_sequence(_value(dtype)),
+        type=pa.list_(_ARROW_TYPES[dtype]),  # a cell may be empty
+        feature=_list_type(_value_type(dtype)),
         value=lambda sample: [str(value) if dtype == "string" else value for value in sample.text_values(name)],
     )
 
 
 def _objects_column(dataset: Manifest) -> Column:
     names = {part: part.rpartition("/")[2] for part in _OBJECT_PARTS}
-    features: dict[str, Any] = {names[part]: _sequence(_value(dtype)) for part, dtype in _OBJECT_PARTS.items()}
-    features["label"] = _sequence({"_type": "ClassLabel", "names": list(dataset.labels)})
-    types = [pa.field(names[part], pa.list_(_ARROW[dtype])) for part, dtype in _OBJECT_PARTS.items()]
+    features: dict[str, Any] = {names[part]: _list_type(_value_type(dtype)) for part, dtype in _OBJECT_PARTS.items()}
+    features["label"] = _list_type({"_type": "ClassLabel", "names": list(dataset.labels)})
+    types = [pa.field(names[part], pa.list_(_ARROW_TYPES[dtype])) for part, dtype in _OBJECT_PARTS.items()]
 
     def cell(sample: Sample) -> dict[str, list]:
         return {names[part]: list(sample.values.get(record.OBJECT_PREFIX + part, ())) for part in _OBJECT_PARTS}
@@ -236,11 +236,11 @@ def _objects_column(dataset: Manifest) -> Column:
     return Column(name="objects", type=pa.struct(types), feature=features, value=cell)
 
 
-def _value(dtype: str) -> dict[str, Any]:
+def _value_type(dtype: str) -> dict[str, Any]:
     return {"_type": "Value", "dtype": dtype}
 
 
-def _sequence(feature: Mapping[str, Any]) -> dict[str, Any]:
+def _list_type(feature: Mapping[str, Any]) -> dict[str, Any]:
     return {"_type": "Sequence", "feature": dict(feature)}
 
 
@@ -248,14 +248,14 @@ def _read_features(directory: str) -> dict[str, dict[str, Any]]:
     """Returns record feature -> its entry in `features.json`."""
     path = storage.join(directory, tfds_metadata.FEATURES_NAME)
     try:
-        return dict(_flatten(storage.read_json(path), ""))
+        return dict(_flatten_features(storage.read_json(path), ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 
-def _flatten(feature: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, inner in feature["featuresDict"]["features"].items():
+def _flatten_features(nested_features: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, inner in nested_features["featuresDict"]["features"].items():
         if "featuresDict" in inner:
-            yield from _flatten(inner, f"{prefix}{name}/")
+            yield from _flatten_features(inner, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", inner

@@ -44,7 +44,7 @@ class Exported:
 
 
 def export(options: ExportOptions, watch: Watch = no_watch) -> Exported:
-    """Exports a dataset. After an error, `out` is unchanged; it never holds an incomplete export.
+    """Exports a dataset. After an error, `out` is unchanged; it never contains an incomplete export.
 
     Raises:
       SourceError: the dataset does not exist.
@@ -55,8 +55,8 @@ def export(options: ExportOptions, watch: Watch = no_watch) -> Exported:
     """
     dataset = manifest.load(options.dataset)
     splits = {name: dataset.split(name) for name in options.splits or dataset.splits}
-    given = {name: value for name, value in vars(options.about).items() if value}
-    about = replace(About.recorded(dataset.options), **given) if options.to in WITH_ABOUT else About()
+    overrides = {name: value for name, value in vars(options.about).items() if value}
+    about = replace(About.recorded(dataset.options), **overrides) if options.to in WITH_ABOUT else About()
     if options.to == "croissant":
         with disk.explain_errors("exporting", options.out, resumable=False):
             descriptions.write_croissant(options.dataset, dataset, options.out, about)
@@ -64,12 +64,10 @@ def export(options: ExportOptions, watch: Watch = no_watch) -> Exported:
     out = staging.check(options.out)
     with disk.explain_errors("exporting", _parent_directory(out), resumable=False):
         if options.to in STREAMED:
-            target = _make_format(options, dataset, about)
-            return _export_records(options, dataset, target, splits, out, watch)
+            return _export_records(options, dataset, _make_format(options, dataset, about), splits, out, watch)
         with staging.staged(out) as stage:
-            return _make_result(
-                options, dataset, descriptions.write_dali_index(options.dataset, dataset, tuple(splits), stage.path)
-            )
+            index_files = descriptions.write_dali_index(options.dataset, dataset, tuple(splits), stage.path)
+            return _make_result(options, dataset, index_files)
 
 
 def _parent_directory(out: str) -> str:
@@ -82,22 +80,15 @@ def _make_result(options: ExportOptions, dataset: Manifest, files: Mapping[str, 
 
 
 def _export_records(
-    options: ExportOptions, dataset: Manifest, target: Format, splits: Mapping[str, SplitInfo], out: str, watch: Watch
+    options: ExportOptions, dataset: Manifest, exporter: Format, splits: Mapping[str, SplitInfo], out: str, watch: Watch
 ) -> Exported:
     total_work = Progress(sum(info.records for info in splits.values()), sum(info.bytes for info in splits.values()))
     disk.check_room(_parent_directory(out), total_work.bytes, "the export", resumable=False)
     system.local_progress.reset()
     with staging.staged(out) as stage:
         with watch("exporting", total_work, system.local_progress.read):
-            files = {
-                name: tuple(
-                    _write_split(
-                        target, name, info, options, formats.read_samples(options.dataset, dataset, name), stage.path
-                    )
-                )
-                for name, info in splits.items()
-            }
-        for name, content in target.companion_files(files).items():
+            files = {split: tuple(_write_split(exporter, split, dataset, options, stage.path)) for split in splits}
+        for name, content in exporter.metadata_files(files).items():
             storage.write_bytes(storage.join(stage.path, name), content)
         exported = _make_result(options, dataset, files)
         stage.write_last(EXPORT_NAME, manifest.serialise(exported.to_json()))
@@ -120,18 +111,20 @@ def _make_format(options: ExportOptions, dataset: Manifest, about: About) -> For
 
 
 def _write_split(
-    target: Format, split: str, info: SplitInfo, options: ExportOptions, samples: Iterator[formats.Sample], stage: str
+    exporter: Format, split: str, dataset: Manifest, options: ExportOptions, directory: str
 ) -> Iterator[ExportedFile]:
-    shard_mb = options.shard_mb
+    """Writes the files of a split into a directory; yields each when it is complete."""
+    info, shard_mb = dataset.split(split), options.shard_mb
+    samples = formats.read_samples(options.dataset, dataset, split)
     count = len(info.shards) if shard_mb is None else shards.shard_count(info.bytes, info.records, shard_mb * 1e6)
-    for index, group in itertools.groupby(formats.numbered_samples(samples, info, count), key=lambda pair: pair[0]):
-        name = target.file_name(split, index, count)
-        path = storage.join(stage, name)
+    for index, numbered in itertools.groupby(formats.numbered_samples(samples, info, count), key=lambda pair: pair[0]):
+        name = exporter.file_name(split, index, count)
+        path = storage.join(directory, name)
         records = 0
-        with target.open(path) as shard:
-            for _, sample in group:
+        with exporter.open(path) as open_file:
+            for _, sample in numbered:
                 try:
-                    shard.write(sample)
+                    open_file.write(sample)
                 except (LookupError, TypeError, ValueError) as error:  # a feature is missing or of another type
                     raise formats.corrupt_sample(sample, repr(error)) from error
                 records += 1

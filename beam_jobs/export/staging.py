@@ -26,20 +26,20 @@ def check_remote(out: str) -> str:
     """Returns the URL of a remote output without a final slash.
 
     Raises:
-      OptionError: the output holds files that are not of an unfinished export, or cannot be listed.
+      OptionError: the output has files that do not belong to an unfinished export, or cannot be listed.
     """
     url = out.rstrip("/")
     with os_errors_as(OptionError, f"out is {out!r}, which cannot be listed"):
-        first = next(storage.list_objects(url), None)
-        unfinished = storage.exists(storage.join(url, MARK)) and not storage.exists(storage.join(url, EXPORT_NAME))
-    if first and not unfinished:
+        first_object = next(storage.list_objects(url), None)
+        is_unfinished = storage.exists(storage.join(url, MARK)) and not storage.exists(storage.join(url, EXPORT_NAME))
+    if first_object and not is_unfinished:
         raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
     return url
 
 
 @contextlib.contextmanager
 def mark_remote(url: str) -> Iterator[bytes]:
-    """Writes the mark of a remote export, removes it after a complete export, and yields its content.
+    """Writes the mark of a remote export, yields its content, and removes the mark after a complete export.
 
     Args:
       url: URL of the output, as `check_remote` returns it.
@@ -80,7 +80,7 @@ def _read_mark(url: str) -> bytes:
 
 
 def _clear_remote(url: str) -> None:
-    """Removes the files of an unfinished export; the mark last, so that this may be interrupted, too."""
+    """Removes the files of an unfinished export, its mark last, so that the next export can repeat the removal."""
     for name in [name for name, *_ in storage.list_objects(url) if name != MARK]:
         storage.remove(storage.join(url, name))
     storage.remove(storage.join(url, MARK))
@@ -124,8 +124,7 @@ def check(out: str) -> str:
         raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
     if os.path.ismount(path):
         raise OptionError(f"out is {out!r}, where a disk is mounted; name a directory on it")
-    refusal = disk.refusal(os.path.dirname(path))
-    if refusal:
+    if refusal := disk.refusal(os.path.dirname(path)):
         advice = refusal.repair or "name another directory"
         raise OptionError(f"out is {out!r}, which cannot be written: {refusal.reason}; {advice}")
     return path
@@ -155,7 +154,7 @@ def staged(out: str) -> Iterator[Stage]:
         except lock.Locked as error:
             remedy = "wait for its end, or name another directory"
             raise OptionError(f"another export to {out!r} is running, {error}; {remedy}") from None
-        storage.remove_tree(stage)  # of an export that was killed
+        storage.remove_tree(stage)  # files of a killed export
         os.mkdir(stage)
         try:
             yield Stage(path=stage)

@@ -2,7 +2,7 @@
 
 `check_annotations` rejects everything that `record_objects` cannot write, so every accepted image can be written. A
 class mask is read from any lossless file of class indices and stored as a one-channel PNG. Its values are numbers, not
-colours: nothing here scales, blends, converts or interpolates them. A value stays as it is, or the mask is rejected.
+colours: this module never scales, blends, converts or interpolates them. It keeps every value, or rejects the mask.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from beam_jobs.rejects import RejectReason
 from beam_jobs.types import Annotations, ImageObject, RecordObject
 
 _MASK_FORMATS = ("png", "tiff", "bmp")
-_INTEGERS = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of more than 8 bits
-_GREYS = {2: 85, 4: 17}  # bits per pixel of a grey PNG -> the factor by which Pillow multiplies its values
+_DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of more than 8 bits
+_GREY_FACTORS = {2: 85, 4: 17}  # bits per pixel of a grey PNG -> the factor by which Pillow multiplies its values
 _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_PHOTOMETRIC = 258, 259, 262  # TIFF 6.0
 _TIFF_JPEG = (6, 7)
 _TIFF_WHITE_IS_ZERO = 0
 _WHITE = 255
-_SHOWN_VALUES = 8
+_MAX_LISTED = 8
 BINARY_OR_IGNORED = (
     "write 1 for 255 if these are binary masks, saved as black and white; give --mask-ignore 255 if it marks pixels to "
     "ignore"
@@ -42,9 +42,9 @@ def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits) -> tupl
     """Checks a mask, resizes and crops it like its image, and encodes it for training. Deterministic.
 
     Args:
-      data: a PNG, TIFF or BMP file of the size of the upright source image. Of a palette image the indices are read.
+      data: a PNG, TIFF or BMP file of the size of the upright source image; the values of a palette image are indices.
       geometry: the resize and crop of the image.
-      limits: the largest number of pixels, and the class indices that are allowed.
+      limits: the largest number of pixels, and the allowed class indices.
 
     Returns:
       an 8-bit PNG of one channel, of the size of the stored image, or `data` itself when it needs no change; and the
@@ -54,31 +54,31 @@ def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits) -> tupl
       BadImage: `data` is not a mask of this image; the reason is `BAD_MASK`.
     """
     try:
-        header = _gate_mask(data, geometry, limits.max_pixels)
-        plain = _is_plain(header)
+        header = _check_mask_header(data, geometry, limits.max_pixels)
+        is_stored_form = _is_stored_form(header)
         # A mask that is stored unchanged must be readable by the trainer's own decoder.
-        pixels = decode_checked(data)[..., 0] if plain else _decode_indices(data, header)
+        pixels = decode_checked(data)[..., 0] if is_stored_form else _decode_indices(data, header)
         values = _mask_values(pixels)
         _check_classes(values, limits)
     except BadImage as bad:
         raise BadImage(RejectReason.BAD_MASK, f"mask: {bad.detail}") from bad
-    return data if plain and geometry.is_identity else encode_mask(move_mask(pixels, geometry)), values
+    return data if is_stored_form and geometry.is_identity else encode_mask(transform_mask(pixels, geometry)), values
 
 
-def move_mask(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Returns a mask resized, to the nearest pixel, and cropped like its image.
+def transform_mask(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Returns a mask, resized by nearest-neighbour sampling and cropped like its image.
 
     Args:
-      pixels: [height, width] of `geometry.source`.
+      pixels: mask of the size `geometry.source`.
       geometry: the resize and crop of the image.
 
     Returns:
-      [height, width] of `geometry.stored`; `pixels` itself when the geometry changes nothing.
+      mask of the size `geometry.stored`; `pixels` itself when the geometry changes nothing.
     """
     if geometry.is_identity:
         return pixels
-    rows = _nearest_values(geometry.source[0], geometry.resized[0], geometry.top, geometry.stored[0])
-    columns = _nearest_values(geometry.source[1], geometry.resized[1], geometry.left, geometry.stored[1])
+    rows = _source_positions(geometry.source[0], geometry.resized[0], geometry.top, geometry.stored[0])
+    columns = _source_positions(geometry.source[1], geometry.resized[1], geometry.left, geometry.stored[1])
     return pixels[rows[:, None], columns]
 
 
@@ -94,13 +94,13 @@ def encode_mask(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _nearest_values(source: int, resized: int, start: int, count: int) -> np.ndarray:
-    # The source pixel under the centre of each pixel, in integers, so that the result is the same on every machine.
+def _source_positions(source: int, resized: int, start: int, count: int) -> np.ndarray:
+    """Returns the source pixel under the centre of each pixel, in integers: the result is the same on every machine."""
     return (2 * np.arange(start, start + count, dtype=np.int64) + 1) * source // (2 * resized)
 
 
-def _gate_mask(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
-    """Checks a mask by its header, before anything is decoded."""
+def _check_mask_header(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
+    """Checks a mask by its header, before it is decoded, and returns the header."""
     header = read_header(data)
     if header.format not in _MASK_FORMATS:
         raise _bad_mask(
@@ -117,10 +117,10 @@ def _gate_mask(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
 
 
 def _mask_values(pixels: np.ndarray) -> tuple[int, ...]:
-    occurs = np.zeros(256, bool)
+    has_value = np.zeros(256, bool)
     for row in pixels:  # indexing with all rows at once would take eight times the memory of the mask
-        occurs[row] = True
-    return tuple(np.flatnonzero(occurs).tolist())
+        has_value[row] = True
+    return tuple(np.flatnonzero(has_value).tolist())
 
 
 def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
@@ -128,26 +128,27 @@ def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
         return
     undeclared = [value for value in values if value >= limits.mask_classes and value != limits.mask_ignore]
     if undeclared:
-        examples = ", ".join(map(str, undeclared[:_SHOWN_VALUES])) + ", ..." * (len(undeclared) > _SHOWN_VALUES)
+        examples = ", ".join(map(str, undeclared[:_MAX_LISTED])) + ", ..." * (len(undeclared) > _MAX_LISTED)
         advice = f"; {BINARY_OR_IGNORED}" if undeclared == [_WHITE] else ""
         raise _bad_mask(
-            f"it holds {examples}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
+            f"it contains {examples}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
         )
 
 
-def _is_plain(header: Header) -> bool:
+def _is_stored_form(header: Header) -> bool:
+    """Returns whether a mask can be stored unchanged: an upright 8-bit grey PNG without transparency."""
     properties = (header.format, header.mode, header.bit_depth, header.orientation)
     return properties == ("png", "L", 8, UPRIGHT) and not header.has_alpha
 
 
 def _decode_indices(data: bytes, header: Header) -> np.ndarray:
-    """Decodes the values of the file, upright, without any conversion: uint8[height, width]."""
+    """Returns the values of a mask, uint8[height, width], upright and not converted."""
     try:
         with open_image(data, header.format) as image:
             if header.format == "tiff":
                 _check_tiff(image)
             image.load()
-            # Only an orientation that the header has: with it, the sizes of mask and image were compared.
+            # The orientation in the header decides, because the sizes of mask and image were compared with it.
             upright = image if header.orientation == UPRIGHT else ImageOps.exif_transpose(image)
             values = np.asarray(upright)
     except BadImage:
@@ -156,28 +157,28 @@ def _decode_indices(data: bytes, header: Header) -> np.ndarray:
         raise _bad_mask(f"the {header.format} file cannot be decoded: {error}") from error
     if values.ndim == 3:
         values = _one_channel(values, header)
-    elif header.mode in _INTEGERS:
+    elif header.mode in _DEEP_MODES:
         _check_range(values)
     elif header.mode not in ("1", "L", "P"):
         raise _bad_mask(f"pixels of mode {header.mode}; masks hold class indices, integers from 0 to 255")
     elif header.mode == "L" and header.format == "png":
-        values = values // _GREYS.get(header.bit_depth, 1)
+        values = values // _GREY_FACTORS.get(header.bit_depth, 1)
     return values.astype(np.uint8)
 
 
 def _one_channel(values: np.ndarray, header: Header) -> np.ndarray:
-    """Returns class indices that are written identically into every colour channel."""
-    colours, has_alpha = {"LA": (1, True), "RGB": (3, False), "RGBA": (3, True)}.get(header.mode, (0, False))
-    if not colours or header.bit_depth == 16:
+    """Returns the class indices of a mask whose colour channels must all be equal."""
+    colour_count, has_alpha = {"LA": (1, True), "RGB": (3, False), "RGBA": (3, True)}.get(header.mode, (0, False))
+    if not colour_count or header.bit_depth == 16:
         raise _bad_mask(f"{header.bit_depth}-bit pixels of mode {header.mode}; masks hold class indices, not colours")
     if has_alpha and values[..., -1].min() < 255:
         raise _bad_mask(f"the least opaque pixel has alpha {values[..., -1].min()}; transparent pixels have no class")
-    first = values[..., 0]
-    if not all(np.array_equal(first, values[..., channel]) for channel in range(1, colours)):
-        row, column = np.argwhere((values[..., :colours] != first[..., None]).any(axis=-1))[0]
-        colour = tuple(values[row, column, :colours].tolist())
+    indices = values[..., 0]
+    if not all(np.array_equal(indices, values[..., channel]) for channel in range(1, colour_count)):
+        row, column = np.argwhere((values[..., :colour_count] != indices[..., None]).any(axis=-1))[0]
+        colour = tuple(values[row, column, :colour_count].tolist())
         raise _bad_mask(f"row {row}, column {column} has the colour {colour}; masks hold class indices, not colours")
-    return first
+    return indices
 
 
 def _check_range(values: np.ndarray) -> None:
@@ -203,14 +204,14 @@ def _bad_mask(detail: str) -> BadImage:
 
 
 _OUTSIDE_PX = 1.0  # tools disagree on whether a box includes its last pixel
-_LEAST_SHARE = 1e-6  # of a side; thinner boxes have no extent in the float32 coordinates of a record
-_MAX_OUTLINE_PX = 1_000_000  # rasterising takes about 100 bytes per pixel of outline
-# The total of an image. The masks are drawn when its record is written, at 15 s for 1e9 pixels of masks and 0.3 s for
-# 1e6 pixels of outline on a busy machine, so an image stays below the minute that a decoder may take.
+_LEAST_SHARE = 1e-6  # smallest box side per image side; thinner boxes have no extent in float32 coordinates
+_MAX_OUTLINE_PX = 1_000_000  # of a segmentation; rasterising takes about 100 bytes per pixel of outline
+# Sums over an image. Its masks are rasterised when its record is written: on a busy machine, 1e9 pixels of masks take
+# 15 s, and 1e6 pixels of outline 0.3 s. So an image stays below the minute that a decoder may take.
 MAX_DRAWN_PX = 2_000_000_000
 _MAX_OUTLINES_PX = 20_000_000
 _MAX_NAMES_BYTES = 16 << 20
-_COUNT_BITS = 40  # of a number in a compressed string; no image has 2**40 pixels
+_COUNT_BITS = 40  # of the largest number in a compressed string; no image has 2**40 pixels
 
 Box = tuple[float, float, float, float]
 Size = tuple[int, int]
@@ -229,9 +230,9 @@ def check_annotations(annotations: Annotations, height: int, width: int) -> None
     """
     size = (height, width)
     if annotations.size is not None and tuple(annotations.size) != size:
-        expected = f"the annotations are of an image of {annotations.size[1]}x{annotations.size[0]} pixels"
-        hint = " (it is turned by its EXIF orientation)" if tuple(annotations.size)[::-1] == size else ""
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"{expected}; this one has {width}x{height}{hint}")
+        expected = f"the annotations are for an image of {annotations.size[1]}x{annotations.size[0]} pixels"
+        hint = " (its EXIF orientation rotates it)" if tuple(annotations.size)[::-1] == size else ""
+        raise BadImage(RejectReason.BAD_ANNOTATION, f"{expected}; this image has {width}x{height}{hint}")
     objects = annotations.objects or ()
     if fault := _cost_fault(objects, size):
         raise BadImage(RejectReason.BAD_ANNOTATION, fault)
@@ -239,19 +240,19 @@ def check_annotations(annotations: Annotations, height: int, width: int) -> None
         fault = box_fault(item.bbox, size) or _segmentation_fault(item.segmentation, size)
         if fault:
             raise BadImage(RejectReason.BAD_ANNOTATION, f"object {index} ({item.label}): {fault}")
-    outlines = sum(_outlines_length(item.segmentation) for item in objects)
-    if outlines > _MAX_OUTLINES_PX:
-        detail = f"the outlines of its objects are {outlines:.0f} pixels long; {_MAX_OUTLINES_PX} are allowed"
+    outlines_px = sum(_outlines_length(item.segmentation) for item in objects)
+    if outlines_px > _MAX_OUTLINES_PX:
+        detail = f"the outlines of its objects are {outlines_px:.0f} pixels long; {_MAX_OUTLINES_PX} are allowed"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
 
 
 def _cost_fault(objects: Sequence[ImageObject], size: Size) -> str:
-    """Returns the limit that all objects of an image together exceed; empty when they exceed none."""
-    segmentations = sum(bool(item.segmentation) for item in objects)
-    drawn_px = segmentations * size[0] * size[1]
+    """Returns the fault if all objects of an image together exceed a limit; else an empty text."""
+    segmentation_count = sum(bool(item.segmentation) for item in objects)
+    drawn_px = segmentation_count * size[0] * size[1]
     if drawn_px > MAX_DRAWN_PX:
         return (
-            f"{segmentations} segmentations of {size[1]}x{size[0]} pixels are {drawn_px} pixels of masks; "
+            f"{segmentation_count} segmentations of {size[1]}x{size[0]} pixels are {drawn_px} pixels of masks; "
             f"{MAX_DRAWN_PX} are allowed"
         )
     name_bytes = sum(len(item.label.encode()) for item in objects)
@@ -278,8 +279,8 @@ def box_fault(bbox: Box, size: Size | None) -> str:
     height, width = size
     outside = max(-xmin, -ymin, xmax - width, ymax - height)
     if outside > _OUTSIDE_PX:
-        return f"{description} leaves the image of {width}x{height} pixels by {outside:g}; {_OUTSIDE_PX:g} is allowed"
-    left, top, right, bottom = _clip(bbox, size)
+        return f"{description} exceeds the image of {width}x{height} pixels by {outside:g}; {_OUTSIDE_PX:g} is allowed"
+    left, top, right, bottom = _clip_box(bbox, size)
     if right - left < width * _LEAST_SHARE or bottom - top < height * _LEAST_SHARE:
         return f"{description} has no area inside the image of {width}x{height} pixels"
     return ""
@@ -290,8 +291,8 @@ def record_objects(
 ) -> tuple[RecordObject, ...]:
     """Returns the objects of an image for its record, in the order of the source.
 
-    Boxes are clipped to the stored image; an object whose box lies completely outside a crop is left out. Segmentations
-    are rasterised at the size of the source, then resized to the nearest pixel and cropped like the image.
+    Boxes are clipped to the stored image; an object whose box is completely outside a crop is omitted. Segmentations
+    are rasterised at the size of the source, then resized by nearest-neighbour sampling and cropped like the image.
 
     Args:
       annotations: annotations that `check_annotations` accepts.
@@ -301,7 +302,7 @@ def record_objects(
     Raises:
       KeyError: a class name has no index.
     """
-    objects = ((item, _transform_box(item.bbox, geometry)) for item in annotations.objects or ())
+    objects_with_boxes = ((item, _transform_box(item.bbox, geometry)) for item in annotations.objects or ())
     return tuple(
         RecordObject(
             label=indices[item.label],
@@ -309,43 +310,43 @@ def record_objects(
             bbox=box,
             crowd=item.crowd,
             area=item.area,
-            mask=_mask(item, geometry),
+            mask=_object_mask(item, geometry),
         )
-        for item, box in objects
+        for item, box in objects_with_boxes
         if box is not None
     )
 
 
 def _transform_box(bbox: Box, geometry: Geometry) -> Box | None:
     """Returns ymin, xmin, ymax, xmax relative to the stored image, 0-1; None when the box lies outside of it."""
-    left, top, right, bottom = _clip(bbox, geometry.source)
+    left, top, right, bottom = _clip_box(bbox, geometry.source)
     ymin, ymax = (_relative_position(value, 0, geometry.top, geometry) for value in (top, bottom))
     xmin, xmax = (_relative_position(value, 1, geometry.left, geometry) for value in (left, right))
-    # Half the limit of `check_annotations`, so that only a crop leaves out an accepted box, and never rounding.
+    # Half the limit of `check_annotations`, so that an accepted box is omitted only by a crop, never by rounding.
     return None if min(ymax - ymin, xmax - xmin) < _LEAST_SHARE / 2 else (ymin, xmin, ymax, xmax)
 
 
 def _relative_position(value: float, axis: int, start: int, geometry: Geometry) -> float:
-    moved = value * geometry.resized[axis] / geometry.source[axis] - start
-    return min(max(moved / geometry.stored[axis], 0.0), 1.0)
+    stored_value = value * geometry.resized[axis] / geometry.source[axis] - start
+    return min(max(stored_value / geometry.stored[axis], 0.0), 1.0)
 
 
-def _clip(bbox: Box, size: Size) -> Box:
+def _clip_box(bbox: Box, size: Size) -> Box:
     xmin, ymin, xmax, ymax = bbox
     return max(xmin, 0.0), max(ymin, 0.0), min(xmax, size[1]), min(ymax, size[0])
 
 
-def _mask(item: ImageObject, geometry: Geometry) -> bytes:
+def _object_mask(item: ImageObject, geometry: Geometry) -> bytes:
     if not item.segmentation:
         return b""
-    return encode_mask(move_mask(_rasterise(item.segmentation, geometry.source), geometry))
+    return encode_mask(transform_mask(_rasterise(item.segmentation, geometry.source), geometry))
 
 
 def _rasterise(segmentation: Any, size: Size) -> np.ndarray:
-    """Returns uint8[height, width], 1 inside."""
+    """Returns a segmentation as uint8[height, width]: 1 inside, 0 outside."""
     if isinstance(segmentation, Mapping):
         counts = list(_run_lengths(segmentation["counts"]))
-        values = (np.arange(len(counts)) & 1).astype(np.uint8)
+        values = (np.arange(len(counts)) & 1).astype(np.uint8)  # 0, 1, 0, 1, ...
         return np.repeat(values, counts).reshape(size[1], size[0]).T  # runs go down the columns
     from pycocotools import mask as coco_mask
 
@@ -354,7 +355,7 @@ def _rasterise(segmentation: Any, size: Size) -> np.ndarray:
 
 
 def _segmentation_fault(segmentation: Any, size: Size) -> str:
-    """Returns the fault of a segmentation; empty when it is valid, or there is none."""
+    """Returns the fault of a segmentation; empty when the segmentation is valid or missing."""
     if not segmentation:
         return ""
     if isinstance(segmentation, Mapping):
@@ -392,7 +393,7 @@ def _outlines_length(segmentation: Any) -> float:
 
 def _outline_length(outline: Sequence[float]) -> float:
     points = np.asarray(outline, dtype=np.float64).reshape(-1, 2)
-    return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())
+    return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())  # a line has max(|dx|, |dy|) pixels
 
 
 def _runs_fault(segmentation: Mapping[str, Any], size: Size) -> str:
@@ -408,16 +409,16 @@ def _runs_fault(segmentation: Mapping[str, Any], size: Size) -> str:
                 return f"the run-length encoding has a run of {count} up to pixel {total} of {height * width}"
     except (TypeError, ValueError) as error:
         return f"the run-length encoding cannot be read: {error}"
-    # The decoder of pycocotools would fill the rest with uninitialised memory.
+    # The decoder of pycocotools would fill the missing pixels with uninitialised memory.
     return "" if total == height * width else f"the runs cover {total} pixels; the image has {height * width}"
 
 
 def _run_lengths(counts: Any) -> Iterator[int]:
-    """Yields the run lengths, zeros first, of a list or of a compressed string.
+    """Yields the lengths of alternating runs of zeros and ones, zeros first, from a list or a compressed string.
 
-    A character of the string holds six bits, counted from `0`: five bits of the number, lowest first, and one that is
-    set when more follow. From the fourth number on, the string holds the difference to the number before the previous
-    one. Source: `rleFrString` of the COCO API.
+    A character of the string encodes six bits, counted from `0`: five bits of a number, lowest first, and one that is
+    set when the number continues. From the fourth number on, the string contains the difference to the number two
+    positions earlier. Source: `rleFrString` of the COCO API.
 
     Raises:
       TypeError: `counts` is neither a list of integers nor a string.
@@ -436,7 +437,7 @@ def _run_lengths(counts: Any) -> Iterator[int]:
 
 def _decompress_run_lengths(text: str) -> Iterator[int]:
     previous = [0, 0]
-    value = shift = numbers = 0
+    value = shift = count = 0
     for character in text:
         bits = ord(character) - 48
         if not 0 <= bits < 64:
@@ -445,14 +446,14 @@ def _decompress_run_lengths(text: str) -> Iterator[int]:
         shift += 5
         if shift > _COUNT_BITS:
             raise ValueError(f"it has a number of more than {_COUNT_BITS} bits")
-        if bits & 32:
+        if bits & 32:  # the number continues
             continue
-        if bits & 16:
+        if bits & 16:  # the number is negative
             value -= 1 << shift
-        value += previous[0] if numbers > 2 else 0
+        value += previous[0] if count > 2 else 0
         previous = [previous[1], value]
-        numbers += 1
+        count += 1
         yield value
         value = shift = 0
     if shift:
-        raise ValueError("it breaks off in the middle of a number")
+        raise ValueError("it ends in the middle of a number")

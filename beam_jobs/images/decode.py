@@ -1,4 +1,4 @@
-"""The decoder of training and serving, and one for the ingest that gives the same pixels of the same files, faster."""
+"""The decoder of training and serving, and a faster one for the ingest with the same pixels and the same rejects."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def decode_rgb(encoded: tf.Tensor | bytes, ratio: int = 1) -> tf.Tensor:
 
 
 def decode_checked(encoded: bytes, ratio: int = 1, header: Header | None = None) -> np.ndarray:
-    """Decodes like `decode_rgb`, into an array: the same pixels, and the same files are rejected.
+    """Returns the pixels of `decode_rgb` as an array; rejects the same files.
 
     Args:
       encoded: a JPEG or PNG file.
       ratio: see `decode_rgb`.
-      header: its header, if known; a baseline JPEG is then decoded in less time.
+      header: header of the file, if known; it makes the decoding of a baseline JPEG faster.
 
     Raises:
       BadImage: the file cannot be decoded.
     """
-    if header and header.format == "png":  # the kernel of `decode_rgb`, called in half of the time
+    if header and header.format == "png":  # the same kernel as in `decode_rgb`, in half of the time
         import tensorflow as tf
 
         return _decode_array(lambda: tf.io.decode_png(tf.constant(encoded), channels=3))
@@ -55,18 +55,18 @@ def decode_checked(encoded: bytes, ratio: int = 1, header: Header | None = None)
 
 
 def decode_sound_jpeg(encoded: bytes, header: Header, ratio: int = 1) -> np.ndarray | None:
-    """Decodes a JPEG with libjpeg-turbo itself, to the pixels of `decode_rgb`.
+    """Decodes an undamaged JPEG with libjpeg-turbo, without TensorFlow, to the pixels of `decode_rgb`.
 
     Returns:
-      the pixels as `decode_rgb` returns them; None where TensorFlow must decide: other formats, CMYK, which it converts
-      by itself, progressive files, which both accept with other pixels if scans are damaged, and any damage.
+      the pixels as `decode_rgb` returns them; None if TensorFlow must decode the file: it is damaged, not a JPEG, CMYK,
+      which TensorFlow converts itself, or progressive, where TensorFlow returns other pixels for damaged scans.
     """
     if header.format != "jpeg" or header.progressive or header.mode == "CMYK":
         return None
     rows, columns = -(-header.height // ratio), -(-header.width // ratio)
-    try:  # with TensorFlow's defaults, and the smallest of the decoder's scales that gives so many pixels
+    try:  # with TensorFlow's defaults, and the smallest scale of the decoder that gives at least these sizes
         pixels = simplejpeg.decode_jpeg(encoded, fastdct=True, min_height=rows, min_width=columns)
-    except ValueError:  # also for what is decoded with a warning
+    except ValueError:  # raised also if libjpeg-turbo only warns
         return None
     return pixels if pixels.shape[:2] == (rows, columns) else None
 
@@ -95,5 +95,5 @@ def _decode_array(decode: Callable[[], tf.Tensor]) -> np.ndarray:
 
 
 def _first_sentence(message: str) -> str:
-    # TensorFlow wraps its message in the names of the op and its node, which say nothing about the image.
+    # TensorFlow puts the names of the op and its node around the message; they do not describe the image.
     return re.sub(r"^\{\{.*?\}\}\s*", "", message).split(" [Op:")[0].splitlines()[0][:200]

@@ -1,13 +1,13 @@
 """Readers of the headers of image files, in time and memory bounded by the file size. Nothing is decoded here.
 
 Libraries read every tag, chunk and comment of a file, some of them in quadratic time. So only this module reads the
-structure of JPEG (ITU T.81, annex B) and PNG (third edition); it walks through TIFF (6.0), GIF (89a) and extended WebP
-(Container Specification) before Pillow opens them.
+structure of JPEG (ITU T.81, annex B) and PNG (third edition); it checks the structure of TIFF (6.0), GIF (89a) and
+extended WebP (Container Specification) before Pillow opens them.
 
-Pillow reads the value of every tag of a TIFF: a thousand tags that each claim the complete file fill the memory a
-thousand times. It parses 80,000 fractions per second. libtiff allocates a complete tile before it reads one. Pillow
-takes one step for each of up to 25 million sub-blocks of a GIF, and joins those of a comment in quadratic time. To open
-an animated WebP, it allocates two canvases of four bytes per pixel, of any size that the file claims.
+Pillow reads the value of every tag of a TIFF: a thousand tags that each claim the complete file take a thousand times
+its memory. It parses only 80,000 fractions per second. libtiff allocates a complete tile before it reads it. Pillow
+takes one step for each of up to 25 million sub-blocks of a GIF, and joins the sub-blocks of a comment in quadratic
+time. To open an animated WebP, it allocates two canvases of four bytes per pixel, of any size that the file declares.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def check_tiff(data: bytes) -> None:
     Raises:
       BadImage: the tags claim more bytes than the file has, or more than 4096 fractions, or a tile is too large.
     """
-    order = "<" if data.startswith(b"II") else ">"
+    byte_order = "<" if data.startswith(b"II") else ">"
     remaining_bytes, remaining_fractions = len(data), _MAX_FRACTIONS
-    offsets = [int.from_bytes(data[4:8], "little" if order == "<" else "big")]
+    offsets = [int.from_bytes(data[4:8], "little" if byte_order == "<" else "big")]
     while offsets:
-        for tag, kind, count, value in _tiff_entries(data, offsets.pop(), order):
+        for tag, kind, count, value in _tiff_entries(data, offsets.pop(), byte_order):
             size = _TIFF_SIZES.get(kind, 0) * count
             remaining_bytes -= _TIFF_ENTRY + (size if size > 4 else 0)
             remaining_fractions -= count if kind in _FRACTIONS else 0
@@ -94,12 +94,12 @@ def check_tiff(data: bytes) -> None:
                 offsets.append(value)
 
 
-def _tiff_entries(data: bytes, start: int, order: str) -> Iterator[tuple[int, int, int, int]]:
+def _tiff_entries(data: bytes, start: int, byte_order: str) -> Iterator[tuple[int, int, int, int]]:
     """Yields the entries of a directory: tag, type, number of values, and the value when it is a single number."""
-    count = struct.unpack_from(order + "H", data, start)[0] if start + 2 <= len(data) else 0
+    count = struct.unpack_from(byte_order + "H", data, start)[0] if start + 2 <= len(data) else 0
     for position in range(start + 2, min(start + 2 + _TIFF_ENTRY * count, len(data) - _TIFF_ENTRY + 1), _TIFF_ENTRY):
-        tag, kind, values = struct.unpack_from(order + "HHI", data, position)
-        (value,) = struct.unpack_from(order + ("H" if kind == _TIFF_SHORT else "I"), data, position + 8)
+        tag, kind, values = struct.unpack_from(byte_order + "HHI", data, position)
+        (value,) = struct.unpack_from(byte_order + ("H" if kind == _TIFF_SHORT else "I"), data, position + 8)
         yield tag, kind, values, value
 
 
@@ -110,42 +110,40 @@ _EXIF_BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
 
 
 def exif_orientation(block: bytes) -> int:
-    """Returns the orientation, 1-8, of an EXIF block; 1 when it holds none or is broken.
+    """Returns the orientation, 1-8, of an EXIF block; 1 when it contains none or is broken.
 
     Only this value of the first directory is read.
 
     Args:
       block: the EXIF block, starting with its byte order mark.
     """
-    order = _EXIF_BYTE_ORDERS.get(block[:4])
-    if order is None:
+    byte_order = _EXIF_BYTE_ORDERS.get(block[:4])
+    if byte_order is None:
         return UPRIGHT
-    try:
-        (start,) = struct.unpack_from(order + "I", block, 4)
-        (count,) = struct.unpack_from(order + "H", block, start)
+    with contextlib.suppress(struct.error):  # the block is truncated; a broken EXIF block does not make a broken image
+        (start,) = struct.unpack_from(byte_order + "I", block, 4)
+        (count,) = struct.unpack_from(byte_order + "H", block, start)
         for position in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, position)
+            tag, kind, _, value = struct.unpack_from(byte_order + "HHIH", block, position)
             if tag == ORIENTATION_TAG:
                 return value if kind == EXIF_SHORT and 1 <= value <= 8 else UPRIGHT
-    except struct.error:  # the block is truncated; a broken EXIF block does not make a broken image
-        pass
     return UPRIGHT
 
 
-# A 50 MB file whose profile fills complete segments has 800; a hostile file has nearly one per byte.
+# A 50 MB file whose profile fills complete segments has 800 segments; a hostile file has nearly one per byte.
 _MAX_SEGMENTS = 4096
-_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # SOF0 to SOF15, without DHT, JPG and DAC
 _JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI: markers without a length
 _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _JPEG_COMPONENTS = {mode: count for count, mode in _JPEG_MODES.items()}
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
-_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a scan may contain stuffed bytes and restarts
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a scan may have stuffed bytes and restart markers
 
 
 def read_jpeg(data: bytes) -> Header:
-    """Reads the segments of a JPEG up to its first scan, and counts its scans.
+    """Returns the header of a JPEG, from the segments up to its first scan and the number of its scans.
 
     Raises:
       BadImage: the header is missing or broken, or does not declare 8 bits per sample and 1, 3 or 4 components.
@@ -163,16 +161,15 @@ def read_jpeg(data: bytes) -> Header:
         elif marker == _SOS:
             if frame is None:
                 raise bad_header("jpeg", "its first scan precedes the frame header")
-            scans = (
-                _jpeg_scans(data, position) if frame.progressive or data[position] < _JPEG_COMPONENTS[frame.mode] else 1
-            )
+            lacks_components = data[position] < _JPEG_COMPONENTS[frame.mode]  # more scans contain the others
+            scans = _jpeg_scans(data, position) if frame.progressive or lacks_components else 1
             return replace(frame, orientation=orientation, scans=scans)
         position = end
     raise bad_header("jpeg", f"more than {_MAX_SEGMENTS} segments before the first scan")
 
 
 def _jpeg_segment(data: bytes, position: int) -> tuple[int, int, int]:
-    """Returns the next marker, and start and end of its payload; bytes before it are skipped, as decoders do."""
+    """Returns the next marker, and start and end of its payload; skips bytes before the marker, as decoders do."""
     match = _JPEG_MARKER.search(data, position)
     if match is None or match.end() + 2 > len(data):
         raise bad_header("jpeg", f"it ends at {len(data)} bytes, before its first scan")
@@ -182,14 +179,15 @@ def _jpeg_segment(data: bytes, position: int) -> tuple[int, int, int]:
         return marker, start, start
     length = data[start] << 8 | data[start + 1]
     end = start + length
-    if marker == _EOI or length <= 2 - (marker != _SOS) or end > len(data):
-        raise bad_header("jpeg", f"the segment at byte {start - 2} is cut off or out of place")
+    min_length = 3 if marker == _SOS else 2  # the length includes its own two bytes; a scan header is never empty
+    if marker == _EOI or length < min_length or end > len(data):
+        raise bad_header("jpeg", f"the segment at byte {start - 2} is truncated or misplaced")
     return marker, start + 2, end
 
 
 def _jpeg_frame(payload: bytes, marker: int) -> Header:
     if len(payload) < 6:
-        raise bad_header("jpeg", f"a frame header of {len(payload)} bytes")
+        raise bad_header("jpeg", f"its frame header has only {len(payload)} bytes")
     precision, components = payload[0], payload[5]
     height, width = payload[1] << 8 | payload[2], payload[3] << 8 | payload[4]
     if precision != 8:
@@ -242,13 +240,13 @@ class _PngChunks:
     """The properties that the chunks between the header and the pixels of a PNG declare."""
 
     frames: int = 1
-    transparent: bool = False
+    is_transparent: bool = False
     orientation: int = UPRIGHT
     deflated: list[bytes] = field(default_factory=list)
 
-    def note(self, kind: bytes, data: bytes, start: int, length: int) -> None:
+    def add(self, kind: bytes, data: bytes, start: int, length: int) -> None:
         if kind == b"tRNS":
-            self.transparent = True
+            self.is_transparent = True
         elif kind == b"acTL":
             self.frames = max(1, int.from_bytes(data[start : start + 4], "big"))
         elif kind == b"eXIf":
@@ -258,7 +256,7 @@ class _PngChunks:
 
 
 def read_png(data: bytes) -> Header:
-    """Reads the chunks of a PNG.
+    """Returns the header of a PNG, from its chunks.
 
     Raises:
       BadImage: the first chunk is not an image header, there are too many chunks, or they inflate to too many bytes.
@@ -273,7 +271,7 @@ def read_png(data: bytes) -> Header:
         mode=mode,
         orientation=chunks.orientation,
         frames=chunks.frames,
-        has_alpha=chunks.transparent or mode in ("LA", "RGBA"),
+        has_alpha=chunks.is_transparent or mode in ("LA", "RGBA"),
         bit_depth=depth,
     )
 
@@ -282,12 +280,12 @@ def _png_header(data: bytes) -> tuple[int, int, int, str]:
     """Returns height, width, bits per sample and mode."""
     if len(data) < _PNG_START + _PNG_FRAME + 13:
         raise bad_header("png", f"it ends at {len(data)} bytes, within its header")
-    length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, _PNG_START)
+    length, kind, width, height, depth, colour_type = struct.unpack_from(">I4sIIBB", data, _PNG_START)
     if (length, kind) != (13, b"IHDR"):
         raise bad_header("png", f"its first chunk is {kind!r} of {length} bytes, expected IHDR of 13 bytes")
-    mode, depths = _PNG_KINDS.get(colour, ("", ()))
+    mode, depths = _PNG_KINDS.get(colour_type, ("", ()))
     if depth not in depths:
-        raise bad_header("png", f"colour type {colour} with {depth} bits per sample")
+        raise bad_header("png", f"colour type {colour_type} does not allow {depth} bits per sample")
     if not height or not width:
         raise bad_header("png", f"{width}x{height} pixels")
     return height, width, depth, _PNG_DEEP_GREYS.get(depth, mode) if mode == "L" else mode
@@ -303,19 +301,19 @@ def _read_png_chunks(data: bytes) -> _PngChunks:
         if kind == b"IEND":
             return chunks
         if kind != b"IDAT":
-            if position + _PNG_FRAME + length > len(data):  # the decoder would allocate it before it checks the length
-                raise bad_header("png", f"a chunk of {length} bytes at byte {position}, of {len(data)}")
-            chunks.note(kind, data, position + 8, length)
+            if position + _PNG_FRAME + length > len(data):  # a decoder would allocate the chunk before it checks this
+                raise bad_header("png", f"a chunk of {length} bytes at byte {position} of {len(data)} bytes")
+            chunks.add(kind, data, position + 8, length)
         position += _PNG_FRAME + length
     raise bad_header("png", f"more than {_MAX_CHUNKS} chunks")
 
 
 def _deflated_part(kind: bytes, chunk: bytes) -> bytes:
     """Returns the compressed part of a text or a profile, which follows its name and flags."""
-    rest = chunk.partition(b"\x00")[2]
+    content = chunk.partition(b"\x00")[2]
     if kind == b"iTXt":
-        return rest[2:].split(b"\x00", 2)[-1] if rest[:1] == b"\x01" else b""
-    return rest[1:]
+        return content[2:].split(b"\x00", 2)[-1] if content[:1] == b"\x01" else b""  # 1: compressed
+    return content[1:]
 
 
 def _check_inflated(deflated: list[bytes]) -> None:
@@ -331,8 +329,8 @@ def _check_inflated(deflated: list[bytes]) -> None:
 
 _GIF_SCREEN = 13  # magic bytes and logical screen descriptor
 _GIF_IMAGE, _GIF_EXTENSION, _GIF_END = 0x2C, 0x21, 0x3B
-_MAX_GIF_STEPS = 4096  # between two images: 1 MB of comments and profiles
-_MAX_GIF_IMAGE_STEPS = 250_000  # in an image: 50 MB in full sub-blocks are 206,000
+_MAX_GIF_STEPS = 4096  # blocks between two images: 1 MB of comments and profiles
+_MAX_GIF_IMAGE_STEPS = 250_000  # blocks in an image: 50 MB in full sub-blocks are 206,000
 
 
 def is_animated_gif(data: bytes) -> bool:
@@ -342,7 +340,7 @@ def is_animated_gif(data: bytes) -> bool:
       BadImage: there are more blocks than allowed.
     """
     reader = _GifReader(data)
-    reader.skip_colours(_GIF_SCREEN - 3, _GIF_SCREEN)
+    reader.skip_colours(_GIF_SCREEN - 3, _GIF_SCREEN)  # the third last byte of the screen descriptor has the flags
     if reader.next_image():
         reader.skip_colours(reader.position + 8, reader.position + 9)
         reader.skip_blocks(reader.position + 1, _MAX_GIF_IMAGE_STEPS)  # 1: the byte of the initial code size
@@ -351,7 +349,7 @@ def is_animated_gif(data: bytes) -> bool:
 
 
 class _GifReader:
-    """A position in a GIF that only moves forward, in a limited number of steps."""
+    """A reader of the blocks of a GIF, whose position only moves forward, in a limited number of steps."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -359,12 +357,12 @@ class _GifReader:
         self.position = 0
 
     def skip_colours(self, flags: int, position: int) -> None:
-        """Moves behind the colour table at `position`, if the byte at offset `flags` declares one."""
+        """Moves past the colour table at `position`, if the byte at offset `flags` declares one."""
         packed = self._data[flags] if flags < len(self._data) else 0
         self.position = position + (3 << (packed & 7) + 1 if packed & 0x80 else 0)
 
     def next_image(self) -> bool:
-        """Moves behind the separator of the next image; returns whether there is one."""
+        """Moves past the separator of the next image; returns whether there is a next image."""
         self._steps = 0
         while self.position < len(self._data) and self._data[self.position] != _GIF_END:
             kind = self._data[self.position]
@@ -377,7 +375,7 @@ class _GifReader:
         return False
 
     def skip_blocks(self, position: int, limit: int) -> None:
-        """Moves behind the sub-blocks that start at `position`."""
+        """Moves past the sub-blocks that start at `position`."""
         size = -1
         while size and position < len(self._data):
             size = self._data[position]

@@ -1,6 +1,6 @@
-"""Conversion to upright 8-bit grey or RGB of images that the trainer's decoder cannot read as they are, and the resize.
+"""Conversion of images that the trainer's decoder cannot decode correctly to upright 8-bit grey or RGB, and the resize.
 
-A resize consists of a decode that is scaled inside the JPEG transform, and a resize to the exact size.
+A JPEG is resized in two steps: a decode that scales in the JPEG transform, and a resize to the exact size.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from beam_jobs.images.header_check import UPRIGHT, Header, open_image
 from beam_jobs.options import PixelOptions
 from beam_jobs.rejects import RejectReason
 
-STORED_FORMATS = ("jpeg", "png")  # what the trainer's decoder reads on every code path
-_LOSSY = ("jpeg", "webp")  # PNG would multiply the size of these without any gain
-_GREYS = ("1", "L", "LA", "I;16")
+STORED_FORMATS = ("jpeg", "png")  # formats that the trainer's decoder reads on every code path
+_LOSSY_FORMATS = ("jpeg", "webp")  # encoded as JPEG, because PNG would multiply their size without any gain
+_GREY_MODES = ("1", "L", "LA", "I;16")
 # EXIF orientation -> whether to flip left to right first, then quarter turns clockwise. EXIF 2.32, tag 0x0112.
 _TURNS = {2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 3), 6: (False, 1), 7: (True, 1), 8: (False, 3)}
 _ROTATIONS = {1: cv2.ROTATE_90_CLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_COUNTERCLOCKWISE}
 _BAND = 1 << 18  # pixels converted at a time, so that intermediate images are small
-_BMP_CODING = 30  # byte of the header
-_RUNS = (1, 2)  # RLE8, RLE4
+_BMP_CODING = 30  # offset of the coding in the header
+_RLE = (1, 2)  # codings of a BMP: RLE8, RLE4
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A resize followed by a crop; masks and boxes go through the same one as the image.
+    """A resize followed by a crop, which is applied to an image, its masks and its boxes.
 
     Attributes:
       source: height and width of the upright source image, in pixels.
@@ -57,7 +57,7 @@ class Geometry:
 
 
 def geometry(pixels: PixelOptions, height: int, width: int) -> Geometry:
-    """Returns the geometry that a policy gives an upright image.
+    """Returns the resize and crop that a policy requires for an upright image.
 
     `resize` never enlarges. `raw` stores all images in the same size and may enlarge: it resizes the short side to
     `side_px` and crops to the centre.
@@ -70,46 +70,46 @@ def geometry(pixels: PixelOptions, height: int, width: int) -> Geometry:
     source = (height, width)
     if pixels.policy == "raw":
         side = pixels.side_px
-        resized = _scale(source, side / min(source))
+        resized = _scaled_size(source, side / min(source))
         top, left = (resized[0] - side) // 2, (resized[1] - side) // 2
         return Geometry(source=source, resized=resized, top=top, left=left, stored=(side, side))
     resized = source
     if pixels.policy == "resize":
         fitted_side = min(source) if pixels.fit == "short" else max(source)
-        resized = _scale(source, min(1.0, pixels.side_px / fitted_side))
+        resized = _scaled_size(source, min(1.0, pixels.side_px / fitted_side))
     return Geometry(source=source, resized=resized, top=0, left=0, stored=resized)
 
 
-def _scale(size: tuple[int, int], factor: float) -> tuple[int, int]:
+def _scaled_size(size: tuple[int, int], factor: float) -> tuple[int, int]:
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def reasons(data: bytes, header: Header) -> tuple[str, ...]:
-    """Returns the reasons why an image cannot be stored as it is; empty when it can.
+def conversion_reasons(data: bytes, header: Header) -> tuple[str, ...]:
+    """Returns the reasons why an image cannot be stored unchanged; empty when it can.
 
     Raises:
       BadImage: the image may be transparent and cannot be decoded.
     """
-    names = []
+    reasons = []
     if header.format not in STORED_FORMATS:
-        names.append("format")
+        reasons.append("format")
     if header.orientation != UPRIGHT:
-        names.append("exif_orientation")
+        reasons.append("exif_orientation")
     if header.mode in ("CMYK", "LAB", "YCbCr"):
-        names.append("colour_space")
+        reasons.append("colour_space")
     if header.bit_depth > 8:
-        names.append("sixteen_bit")
+        reasons.append("sixteen_bit")
     if header.frames > 1:
-        names.append("animated")
-    if header.has_alpha and (names or decode_alpha(data)[..., 3].min() < 255):
-        names.append("alpha")
-    return tuple(names)
+        reasons.append("animated")
+    if header.has_alpha and (reasons or decode_alpha(data)[..., 3].min() < 255):
+        reasons.append("alpha")
+    return tuple(reasons)
 
 
-def plain_pixels(data: bytes, header: Header) -> np.ndarray:
-    """Decodes any supported image: first frame, upright, transparency over white.
+def decode_converted(data: bytes, header: Header) -> np.ndarray:
+    """Decodes any supported image: its first frame, upright, with transparent pixels blended over white.
 
-    The trainer's decoder reads JPEG and PNG, because another decoder may differ in colours and in what it accepts.
+    The trainer's decoder decodes JPEG and PNG, because another one may return other colours or accept other files.
 
     Returns:
       uint8[height, width] for grey images, uint8[height, width, 3] for all others.
@@ -121,9 +121,9 @@ def plain_pixels(data: bytes, header: Header) -> np.ndarray:
         return upright(grey_or_rgb(decode_checked(data, header=header), header), header.orientation)
     if header.format == "png":
         pixels = decode_alpha(data)
-        return upright(_blend_on_white(pixels[..., ::3] if header.mode in _GREYS else pixels), header.orientation)
+        return upright(_blend_on_white(pixels[..., ::3] if header.mode in _GREY_MODES else pixels), header.orientation)
     with _decoder_errors(header):
-        return (_decode_with_cv2 if _needs_cv2(data, header) else _decode_with_pillow)(data, header)
+        return (_decode_with_cv2 if _is_faster_with_cv2(data, header) else _decode_with_pillow)(data, header)
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -133,15 +133,15 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
       pixels: uint8[height, width] or uint8[height, width, 3].
       orientation: EXIF orientation, 1-8.
     """
-    mirrored, turns = _TURNS.get(orientation, (False, 0))
-    if mirrored:
+    is_mirrored, turns = _TURNS.get(orientation, (False, 0))
+    if is_mirrored:
         pixels = cv2.flip(pixels, 1)
     return cv2.rotate(pixels, _ROTATIONS[turns]) if turns else pixels
 
 
 def grey_or_rgb(pixels: np.ndarray, header: Header) -> np.ndarray:
     """Returns one channel of the decoded RGB, uint8[height, width], when the file is grey; else the pixels as given."""
-    return np.ascontiguousarray(pixels[..., 0]) if header.mode in _GREYS else pixels
+    return np.ascontiguousarray(pixels[..., 0]) if header.mode in _GREY_MODES else pixels
 
 
 def encode(pixels: np.ndarray, source_format: str, quality: int, subsample: bool = False) -> bytes:
@@ -153,7 +153,7 @@ def encode(pixels: np.ndarray, source_format: str, quality: int, subsample: bool
       quality: quality of a JPEG, 1-100.
       subsample: whether a JPEG stores its chroma at half the resolution (4:2:0).
     """
-    if source_format in _LOSSY:
+    if source_format in _LOSSY_FORMATS:
         return _encode_jpeg(pixels, quality, subsample)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
@@ -168,12 +168,12 @@ def _encode_jpeg(pixels: np.ndarray, quality: int, subsample: bool) -> bytes:
     return encoded.tobytes()
 
 
-def _needs_cv2(data: bytes, header: Header) -> bool:
-    """Returns whether OpenCV decodes an image as Pillow does at a much lower cost.
+def _is_faster_with_cv2(data: bytes, header: Header) -> bool:
+    """Returns whether OpenCV decodes an image to the pixels of Pillow at a much lower cost.
 
-    Pillow holds four copies of a still WebP and decodes a run-length encoded BMP in Python, at 4 MB per second.
+    Pillow keeps four copies of a still WebP and decodes a run-length encoded BMP in Python, at 4 MB per second.
     """
-    return (header.format == "webp" and header.frames == 1) or (header.format == "bmp" and data[_BMP_CODING] in _RUNS)
+    return (header.format == "webp" and header.frames == 1) or (header.format == "bmp" and data[_BMP_CODING] in _RLE)
 
 
 def _decode_with_cv2(data: bytes, header: Header) -> np.ndarray:
@@ -190,24 +190,24 @@ def _decode_with_cv2(data: bytes, header: Header) -> np.ndarray:
 def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
     with open_image(data, header.format) as image:
         tags = getattr(image, "tag_v2", {})
-        inverted = header.bit_depth > 8 and tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
+        is_inverted = header.bit_depth > 8 and tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
         image.load()
         has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
         if image.mode.startswith("I"):
-            pixels = _map_bands(image, (), lambda band: _to_eight_bits(band, header.bit_depth, inverted))
+            pixels = _convert_strips(image, (), lambda strip: _to_eight_bits(strip, header.bit_depth, is_inverted))
         elif image.mode == "LA":
-            pixels = _map_bands(image, (), lambda band: _blend_on_white(np.asarray(band)))
+            pixels = _convert_strips(image, (), lambda strip: _blend_on_white(np.asarray(strip)))
         elif has_alpha:
-            pixels = _map_bands(image, (3,), lambda band: _blend_on_white(np.asarray(band.convert("RGBA"))))
+            pixels = _convert_strips(image, (3,), lambda strip: _blend_on_white(np.asarray(strip.convert("RGBA"))))
         elif image.mode in ("1", "L"):
-            pixels = _map_bands(image, (), lambda band: np.asarray(band.convert("L")))
+            pixels = _convert_strips(image, (), lambda strip: np.asarray(strip.convert("L")))
         else:
-            pixels = _map_bands(image, (3,), lambda band: np.asarray(band.convert("RGB")))
-    # Pillow has turned a TIFF already.
+            pixels = _convert_strips(image, (3,), lambda strip: np.asarray(strip.convert("RGB")))
+    # Pillow has already rotated a TIFF.
     return pixels if header.format == "tiff" else upright(pixels, header.orientation)
 
 
-def _map_bands(
+def _convert_strips(
     image: Image.Image, channels: tuple[int, ...], convert: Callable[[Image.Image], np.ndarray]
 ) -> np.ndarray:
     """Returns the pixels of an image, converted one strip of rows at a time."""
@@ -219,10 +219,10 @@ def _map_bands(
     return pixels
 
 
-def _to_eight_bits(band: Image.Image, bits: int, inverted: bool) -> np.ndarray:
+def _to_eight_bits(strip: Image.Image, bits: int, is_inverted: bool) -> np.ndarray:
     """Scales 12 or 16 bits to 8; Pillow's own conversion clips instead."""
-    values = (np.asarray(band) >> (bits - 8)).astype(np.uint8)
-    return 255 - values if inverted else values
+    values = (np.asarray(strip) >> (bits - 8)).astype(np.uint8)
+    return 255 - values if is_inverted else values
 
 
 def _blend_on_white(pixels: np.ndarray) -> np.ndarray:
@@ -230,9 +230,9 @@ def _blend_on_white(pixels: np.ndarray) -> np.ndarray:
     colours = np.empty((*pixels.shape[:2], pixels.shape[2] - 1), np.uint8)
     rows = max(1, _BAND // pixels.shape[1])
     for top in range(0, len(pixels), rows):
-        band = pixels[top : top + rows].astype(np.uint16)
-        alpha = band[..., -1:]
-        colours[top : top + rows] = (band[..., :-1] * alpha + 255 * (255 - alpha) + 127) // 255
+        strip = pixels[top : top + rows].astype(np.uint16)
+        alpha = strip[..., -1:]
+        colours[top : top + rows] = (strip[..., :-1] * alpha + 255 * (255 - alpha) + 127) // 255
     return colours if colours.shape[2] == 3 else colours[..., 0]
 
 
@@ -251,8 +251,8 @@ _RATIOS = (8, 4, 2)  # the divisors of height and width that the decoder applies
 
 def upright_size(header: Header) -> tuple[int, int]:
     """Returns height and width of the upright image, in pixels."""
-    turned = header.orientation >= 5
-    return (header.width, header.height) if turned else (header.height, header.width)
+    is_on_its_side = header.orientation >= 5
+    return (header.width, header.height) if is_on_its_side else (header.height, header.width)
 
 
 def decode_ratio(limit: float) -> int:
@@ -260,11 +260,11 @@ def decode_ratio(limit: float) -> int:
     return next((ratio for ratio in _RATIOS if limit >= ratio), 1)
 
 
-def resized_pixels(data: bytes, header: Header, reasons: tuple[str, ...], plan: Geometry) -> np.ndarray:
+def resized_pixels(data: bytes, header: Header, conversion_reasons: tuple[str, ...], geometry: Geometry) -> np.ndarray:
     """Decodes an image, turns it upright, and resizes and crops it.
 
-    The trainer's decoder reads a JPEG at 1/2, 1/4 or 1/8 of its size when that is at least the resized size. This
-    filters out detail that the smaller image cannot show and costs less than a full decode.
+    The trainer's decoder decodes a JPEG at 1/2, 1/4 or 1/8 of its size when that is at least the resized size. This
+    removes detail that the smaller image cannot represent, and costs less than a full decode.
 
     Returns:
       the stored image: uint8[height, width] for grey images, uint8[height, width, 3] for all others.
@@ -273,20 +273,20 @@ def resized_pixels(data: bytes, header: Header, reasons: tuple[str, ...], plan: 
       BadImage: the image cannot be decoded.
     """
     if header.format == "jpeg":
-        pixels = _decode_resized_jpeg(data, header, plan)
-    elif reasons:
-        pixels = _resize(plain_pixels(data, header), plan.source, plan.resized)
+        pixels = _decode_resized_jpeg(data, header, geometry)
+    elif conversion_reasons:
+        pixels = _resize(decode_converted(data, header), geometry.source, geometry.resized)
     else:
-        pixels = _resize(grey_or_rgb(decode_checked(data), header), plan.source, plan.resized)
-    rows, columns = plan.stored
-    return np.ascontiguousarray(pixels[plan.top : plan.top + rows, plan.left : plan.left + columns])
+        pixels = _resize(grey_or_rgb(decode_checked(data), header), geometry.source, geometry.resized)
+    rows, columns = geometry.stored
+    return np.ascontiguousarray(pixels[geometry.top : geometry.top + rows, geometry.left : geometry.left + columns])
 
 
-def _decode_resized_jpeg(data: bytes, header: Header, plan: Geometry) -> np.ndarray:
-    ratio = decode_ratio(min(size / target for size, target in zip(plan.source, plan.resized, strict=True)))
+def _decode_resized_jpeg(data: bytes, header: Header, geometry: Geometry) -> np.ndarray:
+    ratio = decode_ratio(min(size / target for size, target in zip(geometry.source, geometry.resized, strict=True)))
     pixels = grey_or_rgb(decode_checked(data, ratio, header), header)
-    # Rounding up adds pixels at the end of the rows as stored, so the rows are resized before they are turned.
-    size = plan.resized[::-1] if header.orientation >= 5 else plan.resized
+    # Rounding up adds pixels at the right and the bottom of the stored image, so it is resized before it is rotated.
+    size = geometry.resized[::-1] if header.orientation >= 5 else geometry.resized
     pixels = _resize(pixels, (header.height / ratio, header.width / ratio), size)
     return upright(pixels, header.orientation)
 

@@ -1,4 +1,4 @@
-"""The perceptual hash of an image, and the mean and variance of its channels, which one function measures together.
+"""The perceptual hash of an image, and the mean and variance of its channels.
 
 Near duplicates are images whose hashes differ in few bits, see `beam_jobs.planning.near_duplicates`.
 """
@@ -15,9 +15,9 @@ def difference_hash(pixels: np.ndarray) -> int:
     """Returns the 64-bit difference hash of an image as a signed integer.
 
     A bit is set when green increases from one cell to the next in a row of an 8 x 9 grid, so scale, compression and
-    brightness hardly change the hash. Source: N. Krawetz, "Kind of Like That" (2013). Green makes up six tenths of
-    brightness. Pixels are sampled before they are averaged: half the size or a JPEG quality of 30 then changes 1.3 bits
-    on average instead of 0.6, at a thirtieth of the cost.
+    brightness hardly change the hash. Source: N. Krawetz, "Kind of Like That" (2013). Green contributes six tenths of
+    brightness. Pixels are sampled before they are averaged: this takes a thirtieth of the time, and halving the image
+    or a JPEG quality of 30 then changes 1.3 bits on average instead of 0.6.
 
     Args:
       pixels: uint8[height, width, 3].
@@ -28,7 +28,7 @@ def difference_hash(pixels: np.ndarray) -> int:
 def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
     """Returns mean and population variance of each channel, in levels of 0-255, and the difference hash.
 
-    The channels are split once for all three.
+    The image is split into channels once for all three results.
 
     Args:
       pixels: uint8[height, width, 3].

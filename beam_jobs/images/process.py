@@ -1,8 +1,8 @@
-"""Conversion of the bytes of an image to checked, upright, trainer-readable bytes and facts about them. Pure functions.
+"""Conversion of an image to checked, upright bytes that the trainer can decode, and facts about them. Pure functions.
 
-The order matters. The header is checked first, because hostile files attack decoders. Then the image is normalised if
-the trainer's decoder cannot read it correctly. Last, the bytes to store are decoded to that decoder's pixels, so that
-training can decode every accepted record; the perceptual hash and the moments of each channel come from these pixels.
+The header is checked first, because hostile files attack decoders. Then the image is normalised if the trainer's
+decoder cannot decode it correctly. Last, the bytes to store are decoded to that decoder's pixels, so that training can
+decode every accepted record. These pixels give the perceptual hash and the moments (mean, variance) of each channel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.header_check import Header, gate, read_header
+from beam_jobs.images.header_check import Header, check_header, read_header
 from beam_jobs.images.perceptual_hash import difference_hash, moments_and_dhash
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
 
-FULL_SIZE_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss does not affect training
+FULL_SIZE_QUALITY = 95  # JPEG quality at full size; with 4:4:4 chroma the loss does not affect training
 _HASHED_SIDE = 64  # pixels; with a smaller decode the perceptual hash would miss half of the near duplicates
-_UNKNOWN = (0.0, 0.0, 0.0)
+_UNKNOWN = (0.0, 0.0, 0.0)  # moments that were not measured
 
 
 def examine(
@@ -40,27 +40,30 @@ def examine(
       the bytes to store (`data` itself when they need no change) and the facts about them.
 
     Raises:
-      BadImage: the image is rejected, for the reason it holds.
+      BadImage: the image is rejected; `reason` of the error is the reason.
     """
-    header = gate(data, limits)
-    reasons = normalise.reasons(data, header)
-    policy = pixels or PixelOptions()
-    if policy.policy == "copy":
-        return _examine_copy(data, header, reasons, facts)
-    return _examine_resized(data, header, reasons, policy, facts)
+    header = check_header(data, limits)
+    conversion_reasons = normalise.conversion_reasons(data, header)
+    pixel_options = pixels or PixelOptions()
+    if pixel_options.policy == "copy":
+        return _examine_copy(data, header, conversion_reasons, facts)
+    return _examine_resized(data, header, conversion_reasons, pixel_options, facts)
 
 
-def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: str) -> tuple[bytes, ImageFacts]:
+def _examine_copy(
+    data: bytes, header: Header, conversion_reasons: tuple[str, ...], facts: str
+) -> tuple[bytes, ImageFacts]:
+    """Examines an image that is stored at full size, and converted only if there are conversion reasons."""
     encoded = data
-    if reasons:
-        encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, FULL_SIZE_QUALITY)
-    stored = read_header(encoded) if reasons else header
-    pixels = decode_checked(encoded, _check_ratio(stored, facts), stored)
-    image_facts = _measure(data, encoded, stored, pixels, facts)
-    return encoded, dataclasses.replace(image_facts, source_format=header.format, normalised="+".join(reasons))
+    if conversion_reasons:
+        encoded = normalise.encode(normalise.decode_converted(data, header), header.format, FULL_SIZE_QUALITY)
+    stored = read_header(encoded) if conversion_reasons else header
+    pixels = decode_checked(encoded, _ratio_of_check(stored, facts), stored)
+    image_facts, normalised = _measure(data, encoded, stored, pixels, facts), "+".join(conversion_reasons)
+    return encoded, dataclasses.replace(image_facts, source_format=header.format, normalised=normalised)
 
 
-def _check_ratio(stored: Header, facts: str) -> int:
+def _ratio_of_check(stored: Header, facts: str) -> int:
     """Returns the divisor of height and width for the decode that checks an image; 1 when moments are needed.
 
     A smaller decode accepts and rejects the same files, because it also reads the entropy-coded data to the end.
@@ -71,38 +74,40 @@ def _check_ratio(stored: Header, facts: str) -> int:
 
 
 def _examine_resized(
-    data: bytes, header: Header, reasons: tuple[str, ...], policy: PixelOptions, facts: str
+    data: bytes, header: Header, conversion_reasons: tuple[str, ...], pixel_options: PixelOptions, facts: str
 ) -> tuple[bytes, ImageFacts]:
-    plan = normalise.geometry(policy, *normalise.upright_size(header))
-    if plan.is_identity and policy.policy == "resize":
-        return _examine_copy(data, header, reasons, facts)
-    pixels = normalise.resized_pixels(data, header, reasons, plan)
-    if policy.policy == "raw":
-        colours = np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
-        stored = Header(format="raw", height=plan.stored[0], width=plan.stored[1], mode="RGB")
-        encoded = colours.tobytes()
-        image_facts = _measure(data, encoded, stored, colours, facts)
-        return encoded, _add_source_facts(image_facts, header, (*reasons, "raw"))
-    encoded = normalise.encode(pixels, header.format, policy.quality, subsample=True)
+    geometry = normalise.geometry(pixel_options, *normalise.upright_size(header))
+    if geometry.is_identity and pixel_options.policy == "resize":
+        return _examine_copy(data, header, conversion_reasons, facts)
+    pixels = normalise.resized_pixels(data, header, conversion_reasons, geometry)
+    if pixel_options.policy == "raw":
+        rgb_pixels = np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
+        stored = Header(format="raw", height=geometry.stored[0], width=geometry.stored[1], mode="RGB")
+        encoded = rgb_pixels.tobytes()
+        image_facts = _measure(data, encoded, stored, rgb_pixels, facts)
+        return encoded, _add_source_facts(image_facts, header, (*conversion_reasons, "raw"))
+    encoded = normalise.encode(pixels, header.format, pixel_options.quality, subsample=True)
     stored = Header(
         format="jpeg" if encoded.startswith(b"\xff\xd8") else "png",
-        height=plan.stored[0],
-        width=plan.stored[1],
+        height=geometry.stored[0],
+        width=geometry.stored[1],
         mode="L" if pixels.ndim == 2 else "RGB",
     )
-    # Our own encoder has written these pixels, so only their statistics need a decode.
+    # This process has encoded the pixels, so they need no check; only their statistics need a decode.
     decoded = decode_checked(encoded, header=stored) if facts == "all" else normalise.as_rgb(pixels)
-    return encoded, _add_source_facts(_measure(data, encoded, stored, decoded, facts), header, (*reasons, "resized"))
+    image_facts = _measure(data, encoded, stored, decoded, facts)
+    return encoded, _add_source_facts(image_facts, header, (*conversion_reasons, "resized"))
 
 
-def _add_source_facts(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
+def _add_source_facts(facts: ImageFacts, header: Header, conversions: tuple[str, ...]) -> ImageFacts:
     height, width = normalise.upright_size(header)
     return dataclasses.replace(
-        facts, source_format=header.format, source_height=height, source_width=width, normalised="+".join(reasons)
+        facts, source_format=header.format, source_height=height, source_width=width, normalised="+".join(conversions)
     )
 
 
 def _measure(data: bytes, encoded: bytes, stored: Header, pixels: np.ndarray, scope: str) -> ImageFacts:
+    """Returns the facts about the stored image `encoded`: `data` if unchanged; `pixels` are its decoded pixels."""
     if scope == "all":
         mean, variance, dhash = moments_and_dhash(pixels)
     else:

@@ -23,8 +23,8 @@ class ThumbnailOptions:
     Attributes:
       side_px: maximum of the long side, in pixels; smaller images keep their size.
       raw_size: height and width when the data is raw pixels, uint8[height, width, 3]; None for a file.
-      damaged: whether the file may be damaged, and of any format that the ingest reads: pixels that cannot be decoded
-        are then shown as the decoder leaves them. Otherwise it is an intact JPEG or PNG file.
+      damaged: whether the file may be damaged and have any format that the ingest reads; pixels that cannot be decoded
+        then keep the colour that the decoder gives them. Otherwise the file is an intact JPEG or PNG file.
     """
 
     side_px: int
@@ -53,14 +53,14 @@ def render(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Thumb
     Raises:
       BadImage: the image is over a limit or cannot be decoded.
     """
-    small = _read_raw(data, limits, options.raw_size) if options.raw_size else _read_file(data, limits, options)
-    small.thumbnail((options.side_px, options.side_px))
+    picture = _read_raw(data, limits, options.raw_size) if options.raw_size else _read_file(data, limits, options)
+    picture.thumbnail((options.side_px, options.side_px))
     out = io.BytesIO()
-    if max(small.size) <= TINY_PX:
-        small.save(out, "PNG", optimize=True)
+    if max(picture.size) <= TINY_PX:
+        picture.save(out, "PNG", optimize=True)
     else:
-        small.save(out, "JPEG", quality=_QUALITY)
-    return Thumbnail(encoded=out.getvalue(), width=small.width, height=small.height)
+        picture.save(out, "JPEG", quality=_QUALITY)
+    return Thumbnail(encoded=out.getvalue(), width=picture.width, height=picture.height)
 
 
 def _read_raw(data: bytes, limits: ImageLimits, size: tuple[int, int]) -> Image.Image:
@@ -69,12 +69,12 @@ def _read_raw(data: bytes, limits: ImageLimits, size: tuple[int, int]) -> Image.
         detail = f"{len(data)} bytes of pixels; its record declares {width}x{height} pixels of 3 bytes"
         raise BadImage(RejectReason.FORGED_SIZE, detail)
     if height * width > limits.max_pixels:
-        raise BadImage(RejectReason.TOO_LARGE, f"{width}x{height} pixels; {limits.max_pixels} are drawn")
+        raise BadImage(RejectReason.TOO_LARGE, f"{width}x{height} pixels; max_pixels is {limits.max_pixels}")
     return Image.frombytes("RGB", (width, height), data)
 
 
 def _read_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Image.Image:
-    header = header_check.gate(data, limits)
+    header = header_check.check_header(data, limits)
     ImageFile.LOAD_TRUNCATED_IMAGES = options.damaged
     try:
         with header_check.open_image(data, header.format) as image:

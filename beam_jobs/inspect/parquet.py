@@ -18,10 +18,9 @@ from beam_jobs.inspect.view import View
 from beam_jobs.storage import parquet
 
 COLUMNS = ("column", "type")
-
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 64  # images may be among the columns
-_SHOWN_CHARACTERS = 300  # the details of a reject are sentences
+_SHOWN_CHARACTERS = 300  # enough for the sentences in the details of a reject
 _SHOWN_ITEMS = 8
 
 
@@ -54,9 +53,10 @@ def view_table(path: str, shown: int) -> View:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     columns = list(zip(_column_names(schema), map(str, schema.types), strict=True))
+    reasons_text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
     return View(
         headline=f"{plural(rows, 'row')}, {size:,} bytes, Parquet",
-        facts=[("reasons", ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))] if reasons else [],
+        properties=[("reasons", reasons_text)] if reasons else [],
         features=columns,
         feature_columns=COLUMNS,
         records=first_rows,
@@ -75,11 +75,11 @@ def _column_names(schema: pa.Schema) -> list[str]:
     """Returns the names of all columns; the second column with the same name is shown as `name (2)`."""
     names: dict[str, None] = {}
     for name in schema.names:
-        number, shown = 1, name
-        while shown in names:
+        number, shown_name = 1, name
+        while shown_name in names:
             number += 1
-            shown = f"{name} ({number})"
-        names[shown] = None
+            shown_name = f"{name} ({number})"
+        names[shown_name] = None
     return list(names)
 
 
@@ -98,7 +98,7 @@ def _first_rows(stream: BinaryIO, shown: int) -> list[dict[str, list[Any]]]:
     for batch in parquet.batches(stream, rows=min(shown, _BATCH_ROWS, parquet.batch_rows(stream))):
         names, count = _column_names(batch.schema), min(batch.num_rows, shown - len(rows))
         rows += (
-            {name: _values(column[index]) for name, column in zip(names, batch.columns, strict=True)}
+            {name: _cell_values(column[index]) for name, column in zip(names, batch.columns, strict=True)}
             for index in range(count)
         )
         if len(rows) == shown:
@@ -106,8 +106,8 @@ def _first_rows(stream: BinaryIO, shown: int) -> list[dict[str, list[Any]]]:
     return rows
 
 
-def _values(cell: pa.Scalar) -> list[Any]:
-    """Returns a cell as the values of a feature: none, a number, or all else as a line of text."""
+def _cell_values(cell: pa.Scalar) -> list[Any]:
+    """Returns a cell as a list, like the values of a feature: empty for null, a number, or a line of text."""
     if not cell.is_valid:
         return []
     value = _to_python(cell)
@@ -118,7 +118,7 @@ def _values(cell: pa.Scalar) -> list[Any]:
 
 
 def _to_python(cell: pa.Scalar) -> Any:
-    """Returns a cell as a value of Python, cut short before it is made one: a list may hold millions."""
+    """Returns a cell as a Python value; lists are shortened before the conversion: they may have millions of items."""
     if not cell.is_valid:
         return None
     if isinstance(cell, pa.StructScalar):

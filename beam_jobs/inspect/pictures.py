@@ -1,7 +1,7 @@
 """The images of foreign records, decoded safely, and their display in a terminal.
 
 As in the ingest, the header is checked first, and decoding runs in a separate process with limited time and memory, so
-that a hostile file only costs its own picture. In a terminal, an upper half block shows two pixels: one in the
+that a hostile file prevents only its own picture. In a terminal, an upper half block shows two pixels: one in the
 foreground colour and one in the background colour.
 """
 
@@ -22,12 +22,11 @@ from beam_jobs.inspect.summary import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.rejects import RejectReason
 
-# Looser than the ingest where that is cheap; a shorter time, because a user waits for the result.
+# Looser limits than in the ingest where that is cheap; but less time, because a user waits for the result.
 _LIMITS = ImageLimits(min_side_px=1, max_aspect=10_000.0, max_bytes=64 << 20, max_seconds=10.0)
 _BATCH_IMAGES = 16  # sent to a decoder together
 _CHANNELS = {"RGB": 3, "L": 1}
-_SUFFIXES = {"jpeg": "jpg"}
-
+_SUFFIXES = {"jpeg": "jpg"}  # format -> suffix of its files, where they differ
 NO_IMAGE = "no image"
 
 
@@ -36,7 +35,7 @@ class Picture:
     """The picture of a record.
 
     Attributes:
-      image: a small image in RGB; None when the record has none that can be decoded.
+      image: a small image in RGB; None when the record has no image that can be decoded.
       remark: the reason why `image` is None; else empty.
     """
 
@@ -60,11 +59,11 @@ def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, by
     data = image_bytes(values, roles)
     pixels = _raw_image(data, values)
     if pixels is not None:
-        out = io.BytesIO()
-        pixels.save(out, "png")
-        return "png", out.getvalue()
-    name = header_check.sniff(data)
-    return _SUFFIXES.get(name, name), data
+        stream = io.BytesIO()
+        pixels.save(stream, "png")
+        return "png", stream.getvalue()
+    image_format = header_check.sniff(data)
+    return _SUFFIXES.get(image_format, image_format), data
 
 
 def image_bytes(values: Mapping[str, list], roles: FeatureRoles) -> bytes:
@@ -85,33 +84,33 @@ def pictures(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px
     Args:
       records: feature name -> values of each record.
       roles: roles of the features.
-      side_px: maximum of the long side, in pixels; smaller images keep their size.
+      side_px: maximum length of the longer side, in pixels; smaller images keep their size.
     """
     for start in range(0, len(records), _BATCH_IMAGES):
         yield from _draw_batch(records[start : start + _BATCH_IMAGES], roles, side_px)
 
 
 def _draw_batch(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> list[Picture]:
-    drawn: dict[int, Picture] = {}
+    pictures_by_index: dict[int, Picture] = {}
     files: dict[int, bytes] = {}
     for index, values in enumerate(records):
         content = _file_or_picture(values, roles, side_px)
         if isinstance(content, Picture):
-            drawn[index] = content
+            pictures_by_index[index] = content
         else:
             files[index] = content
-    policy = PixelOptions(policy="resize", fit="inside", side_px=side_px)
-    answers = sandbox.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
-    for (index, data), answer in zip(files.items(), answers, strict=True):
-        if isinstance(answer, Exception):
-            drawn[index] = Picture(remark=str(answer))
+    pixel_options = PixelOptions(policy="resize", fit="inside", side_px=side_px)
+    results = sandbox.examine(list(files.values()), _LIMITS, pixel_options, "basic", processes=1) if files else []
+    for (index, data), result in zip(files.items(), results, strict=True):
+        if isinstance(result, Exception):
+            pictures_by_index[index] = Picture(remark=str(result))
         else:
-            drawn[index] = _open(answer.stored or data, side_px)
-    return [drawn[index] for index in range(len(records))]
+            pictures_by_index[index] = _open_picture(result.stored or data, side_px)
+    return [pictures_by_index[index] for index in range(len(records))]
 
 
 def _file_or_picture(values: Mapping[str, list], roles: FeatureRoles, side_px: int) -> Picture | bytes:
-    """Returns the file to decode, or the picture of a record without one."""
+    """Returns the image file to decode; the picture of a record with raw pixels, or without an image."""
     try:
         data = image_bytes(values, roles)
         pixels = _raw_image(data, values)
@@ -124,7 +123,7 @@ def _file_or_picture(values: Mapping[str, list], roles: FeatureRoles, side_px: i
 
 
 def _raw_image(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
-    """Returns the image of raw pixels; None for anything else, and for sizes that do not match the number of bytes."""
+    """Returns the image of raw pixels; None for other data, and for sizes that do not match the number of bytes."""
     if values.get(record.FORMAT) != [b"raw"]:
         return None
     height, width = ((values.get(side) or [0])[0] for side in (record.HEIGHT, record.WIDTH))
@@ -134,7 +133,7 @@ def _raw_image(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
     return Image.frombytes(mode, (width, height), data) if mode else None
 
 
-def _open(data: bytes, side_px: int) -> Picture:
+def _open_picture(data: bytes, side_px: int) -> Picture:
     """Returns the picture of a file that another process has decoded successfully."""
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
@@ -150,7 +149,6 @@ def _shrink(image: Image.Image, side_px: int) -> Picture:
 
 
 BLOCK = "\N{UPPER HALF BLOCK}"
-
 _CUBE = np.array([0, 95, 135, 175, 215, 255])  # levels of the colours 16 to 231 of xterm
 _GREYS = np.arange(8, 239, 10)  # levels of the colours 232 to 255
 
@@ -195,9 +193,9 @@ def nearest_256(pixels: np.ndarray) -> np.ndarray:
       int64[...], 16-255.
     """
     values = pixels.astype(np.int64)
-    steps = np.abs(values[..., None] - _CUBE).argmin(-1)
-    cube = _CUBE[steps]
-    greys = np.abs(values.mean(-1)[..., None] - _GREYS).argmin(-1)
-    grey = _GREYS[greys][..., None]
-    grey_is_nearer = ((values - grey) ** 2).sum(-1) < ((values - cube) ** 2).sum(-1)
-    return np.where(grey_is_nearer, 232 + greys, 16 + steps @ np.array([36, 6, 1]))
+    cube_indices = np.abs(values[..., None] - _CUBE).argmin(-1)
+    cube_colours = _CUBE[cube_indices]
+    grey_indices = np.abs(values.mean(-1)[..., None] - _GREYS).argmin(-1)
+    nearest_greys = _GREYS[grey_indices][..., None]
+    is_grey_nearer = ((values - nearest_greys) ** 2).sum(-1) < ((values - cube_colours) ** 2).sum(-1)
+    return np.where(is_grey_nearer, 232 + grey_indices, 16 + cube_indices @ np.array([36, 6, 1]))

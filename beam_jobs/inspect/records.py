@@ -1,7 +1,7 @@
 """The records of any TFRecord file, compressed or not, read in bounded memory.
 
-A record longer than `MAX_PAYLOAD_BYTES` is checked and counted like any other, but its payload is not kept in memory:
-sizes that a foreign file claims, or unpacks to, must not exhaust the memory.
+The payload of a record longer than `MAX_PAYLOAD_BYTES` is checked, but not kept in memory, which neither declared
+nor unpacked sizes of a foreign file may exhaust.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from beam_jobs.errors import CorruptDataset, SourceError, os_errors_as
 from beam_jobs.storage import decompress
 
 MAX_PAYLOAD_BYTES = 64 << 20
-
 _BLOCK_BYTES = 1 << 20
 
 
@@ -47,21 +46,21 @@ def open_records(path: str) -> Iterator[tuple[Iterator[Record], str]]:
       path: path of the file, local or remote.
 
     Yields:
-      the records, with both checksums of each verified, and the compression: `none`, `gzip` or `zlib`. Iterating raises
-      `CorruptDataset` where the file is damaged, with the offset, and `SourceError` where it cannot be read.
+      the records, whose checksums are verified, and the compression: `none`, `gzip` or `zlib`. The iteration raises
+      `CorruptDataset` if the file is damaged, with the offset, and `SourceError` if it cannot be read.
 
     Raises:
       SourceError: the file cannot be opened.
     """
     with os_errors_as(SourceError, f"{path} cannot be read"), storage.open_read(path) as stream:
-        compression = _detect_compression(stream.read(tfrecord.HEADER))
+        compression = _detect_compression(stream.read(tfrecord.HEADER_BYTES))
         stream.seek(0)
-        unpacked: BinaryIO = stream
+        unpacked_stream: BinaryIO = stream
         if compression != "none":
-            unpacked = decompress.open_decompressed(stream, compression)
-            if isinstance(unpacked, io.RawIOBase):
-                unpacked = io.BufferedReader(unpacked, _BLOCK_BYTES)
-        yield _read_records(unpacked, path), compression
+            unpacked_stream = decompress.open_decompressed(stream, compression)
+            if isinstance(unpacked_stream, io.RawIOBase):
+                unpacked_stream = io.BufferedReader(unpacked_stream, _BLOCK_BYTES)
+        yield _read_records(unpacked_stream, path), compression
 
 
 def is_tfrecord(path: str) -> bool:
@@ -99,25 +98,25 @@ def _parse_length(head: bytes, path: str, offset: int) -> int:
 def _read_payload(stream: BinaryIO, path: str, offset: int, length: int) -> bytes | None:
     blocks: list[bytes] = []
     crc = remaining = 0
-    # In blocks, because a forged length must not allocate more than the file has.
+    # Read in blocks, so that a forged length does not allocate more memory than the file has bytes.
     for remaining in range(length, 0, -_BLOCK_BYTES):
         block = stream.read(min(remaining, _BLOCK_BYTES))
         crc = google_crc32c.extend(crc, block)
         if length <= MAX_PAYLOAD_BYTES:
             blocks.append(block)
         if len(block) < min(remaining, _BLOCK_BYTES):
-            raise _truncated(path, offset, length - remaining + len(block), length)
+            raise _truncated_error(path, offset, length - remaining + len(block), length)
     tail = stream.read(tfrecord.TAIL.size)
     if len(tail) < tfrecord.TAIL.size:
-        raise _truncated(path, offset, length + len(tail), length)
+        raise _truncated_error(path, offset, length + len(tail), length)
     if tfrecord.TAIL.unpack(tail)[0] != tfrecord.masked(crc):
         raise CorruptDataset(f"{path} has a corrupt record at offset {offset}; it is damaged")
     return b"".join(blocks) if length <= MAX_PAYLOAD_BYTES else None
 
 
-def _truncated(path: str, offset: int, size: int, length: int) -> CorruptDataset:
+def _truncated_error(path: str, offset: int, available_bytes: int, length: int) -> CorruptDataset:
     return CorruptDataset(
-        f"{path} ends inside the record at offset {offset}: {size} of {length + tfrecord.TAIL.size} bytes"
+        f"{path} ends inside the record at offset {offset}: {available_bytes} of {length + tfrecord.TAIL.size} bytes"
     )
 
 

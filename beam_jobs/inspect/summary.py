@@ -1,6 +1,6 @@
 """Summaries of TFRecord files: counts, sizes, and the types and values of each feature, from a pass over all records.
 
-Also the display of the values of a feature, and a table of the feature names of well-known writers of image records.
+Also shows values of features as text, and has a table of the feature names of well-known writers of image records.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _SHOWN_NAME = 120
 
 
 def shown_value(values: list) -> str:
-    """Returns the values of a feature as a short piece of text; long and binary ones only say their length."""
+    """Returns the values of a feature as a short text; a long or binary value is shown as its length."""
     if len(values) == 1 and isinstance(values[0], bytes):
         return _shown_bytes(values[0])
-    some = (_shown_bytes(value) if isinstance(value, bytes) else _shown_number(value) for value in values[:4])
-    return ", ".join(some) + (f", ... ({len(values)} values)" if len(values) > 4 else "")
+    texts = (_shown_bytes(value) if isinstance(value, bytes) else _shown_number(value) for value in values[:4])
+    return ", ".join(texts) + (f", ... ({len(values)} values)" if len(values) > 4 else "")
 
 
 def shown_name(name: str) -> str:
-    """Returns the name of a feature; of one that is very long, its beginning."""
+    """Returns the name of a feature; a very long name is shortened to its beginning."""
     return name if len(name) <= _SHOWN_NAME else f"{name[: _SHOWN_NAME - 1]}…"
 
 
@@ -51,11 +51,11 @@ class FeatureRoles:
     """The features of records that hold the image, its class and its identity.
 
     Attributes:
-      looks_like: the known writer of records with these names; empty for unknown names.
+      looks_like: name of a well-known writer of records with these features; empty for other features.
       image: features of the encoded image, or its raw pixels.
       labels: features of the class, as a number or as a name.
       keys: features of the identity of the image.
-      marks: features that distinguish these records from others with the same `image`.
+      marks: features that distinguish records of this writer from others with the same `image`.
     """
 
     looks_like: str = ""
@@ -72,7 +72,7 @@ class FeatureRoles:
 
 _OBJECT_LABELS = (record.OBJECT_LABEL, record.OBJECT_TEXT)
 
-# The first entry applies whose image and marks are all among the features of a file.
+# The first entry applies of which a file has all `marks` and one of the `image` features.
 KNOWN_ROLES = (
     FeatureRoles(
         looks_like="Feedline",
@@ -120,11 +120,10 @@ def detect_roles(features: Collection[str]) -> FeatureRoles:
 
 
 _MAX_DISTINCT = 1000  # distinct values of a feature that are counted
-
-_MAX_SHOWN_BYTES = 256 << 20  # of the records that are kept to be shown
-_MAX_NAMES = 2000  # of features; a file with new names in every record must not fill the memory
-_MAX_TEXT_BYTES = 4096  # of a value that may be text
-_MAX_DISTINCT_BYTES = 256  # of a value that is counted as distinct
+_MAX_SHOWN_BYTES = 256 << 20  # size of the first records, which are kept for display
+_MAX_NAMES = 2000  # names of features; a file with new names in every record must not fill the memory
+_MAX_TEXT_BYTES = 4096  # size of a value that may be text
+_MAX_DISTINCT_BYTES = 256  # size of a value that is counted as distinct
 _KINDS = {int: "int64", float: "float", bytes: "bytes"}
 
 
@@ -236,7 +235,7 @@ class FileSummary:
       first: the first records, each as feature name -> values.
       unreadable: number of records that are not an Example.
       long: number of records that are too long to be parsed.
-      left_out: number of requested records that are missing in `first`, because the records before take 256 MiB.
+      left_out: number of requested records that are missing in `first`, because the records before them take 256 MiB.
     """
 
     files: list[FileFacts] = field(default_factory=list)
@@ -267,7 +266,7 @@ class FileSummary:
 
     @property
     def compression(self) -> str:
-        """Compression of the files; different ones are joined by `, `."""
+        """Compression of the files; several compressions are joined by `, `."""
         return ", ".join(sorted({file.compression for file in self.files}))
 
     @property
@@ -286,7 +285,7 @@ class FileSummary:
         Args:
           values: feature name -> values.
           length: size of the record, in bytes.
-          shown: number of first records to keep.
+          shown: number of first records to keep in `first`.
         """
         for name, feature_values in values.items():
             if name in self.features or len(self.features) < _MAX_NAMES:
@@ -329,15 +328,15 @@ def summarise_file(path: str, shown: int = 5) -> FileSummary:
 
 
 def summarise(paths: Iterable[str], shown: int = 5) -> FileSummary:
-    """Reads TFRecord files as `summarise_file` does; a damaged file up to the damage, with its `error` set."""
+    """Returns the summary of TFRecord files; a damaged file is read up to the damage, and its `error` is set."""
     summary = FileSummary()
     for path in paths:
-        facts = FileFacts(path=path)
-        summary.files.append(facts)
+        file = FileFacts(path=path)
+        summary.files.append(file)
         try:
-            _read_file(facts, summary, shown)
+            _read_file(file, summary, shown)
         except (CorruptDataset, SourceError) as error:
-            facts.error = error
+            file.error = error
     return summary
 
 
@@ -359,13 +358,13 @@ def size_statistics(lengths: Any) -> dict[str, float]:
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())} if len(sizes) else {}
 
 
-def _read_file(facts: FileFacts, summary: FileSummary, shown: int) -> None:
+def _read_file(file: FileFacts, summary: FileSummary, shown: int) -> None:
     from google.protobuf.message import DecodeError
 
-    with open_records(facts.path) as (records, facts.compression):
+    with open_records(file.path) as (records, file.compression):
         for item in records:
-            facts.records += 1
-            facts.payload_bytes += item.length
+            file.records += 1
+            file.payload_bytes += item.length
             summary.add_length(item.length)
             if item.payload is None:
                 summary.long += 1

@@ -1,4 +1,4 @@
-"""The view of a path, for a terminal and as JSON, and the files that belong to the path."""
+"""Views of datasets and TFRecord files, for a terminal and as JSON, and the files that a path stands for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common.strings import listed, plural, some
+from beam_jobs.common.strings import name_list, plural, some
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.lookup import find_record, record_lengths
 from beam_jobs.dataset.manifest import Manifest
@@ -26,15 +26,15 @@ from beam_jobs.inspect.summary import (
 )
 from beam_jobs.sources import containers
 
-_MARK = "tfrecord"  # in the names of nearly all TFRecord files
-_MAX_TRIED = 50  # files without the mark that are opened to find out whether a directory holds TFRecord files
+_NAME_MARK = "tfrecord"  # in the names of nearly all TFRecord files
+_MAX_OPENED = 50  # files without the mark that are opened to find out whether a directory has TFRecord files
 
 
 def find_files(path: str) -> list[str]:
-    """Returns the TFRecord files of a path, sorted by name.
+    """Returns the TFRecord files that a path stands for, sorted by name.
 
-    Below a directory, the files with `tfrecord` in their name are returned, or all files when there is none; names that
-    start with `.` or `_` are skipped.
+    Below a directory, the files with `tfrecord` in their name are returned, or all files when no name has it; names
+    that start with `.` or `_` are skipped.
 
     Args:
       path: path of a file or a directory, or a pattern.
@@ -47,10 +47,10 @@ def find_files(path: str) -> list[str]:
     with os_errors_as(SourceError, f"{path} cannot be read"):
         if not containers.is_directory(path):
             return [path]
-        files = _remote_files(path) if storage.is_remote(path) else [file.path for file in containers.below(path)]
-    marked_files = [file for file in files if _MARK in os.path.basename(file).lower()]
-    if not marked_files and not any(map(is_tfrecord, files[:_MAX_TRIED])):
-        raise SourceError(f"{path} holds neither dataset.json nor a TFRecord file; name such a file")
+        files = _remote_files(path) if storage.is_remote(path) else [file.path for file in containers.list_below(path)]
+    marked_files = [file for file in files if _NAME_MARK in os.path.basename(file).lower()]
+    if not marked_files and not any(map(is_tfrecord, files[:_MAX_OPENED])):
+        raise SourceError(f"{path} holds neither dataset.json nor a TFRecord file; give the path of one of them")
     return marked_files or files
 
 
@@ -69,20 +69,19 @@ def _remote_files(path: str) -> list[str]:
 
 FEATURE_COLUMNS = ("feature", "kind", "values", "records", "holds")
 FILE_COLUMNS = ("file", "records", "bytes", "compression")
-
 _SHOWN_FILES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The view of a path.
+    """The information to show about a path.
 
     Attributes:
-      headline: counts in a line; empty when `facts` hold them.
-      facts: name and value of each fact about the complete path.
+      headline: a line with counts; empty when they are in `properties`.
+      properties: name and value of each property of all the files together.
       features: a row of text for each feature, with the columns `feature_columns`.
       feature_columns: names of the columns of `features`.
-      features_of: names of the files in which `features` were found; empty for all files.
+      features_of: names of the files from which `features` come; empty for all files.
       files: name, records, bytes and compression of each file, as text; empty for a single file.
       records: the records to show, each as feature name -> values.
       roles: roles of the features.
@@ -91,7 +90,7 @@ class View:
     """
 
     headline: str = ""
-    facts: Sequence[tuple[str, str]] = ()
+    properties: Sequence[tuple[str, str]] = ()
     features: Sequence[tuple[str, ...]] = ()
     feature_columns: Sequence[str] = FEATURE_COLUMNS
     features_of: str = ""
@@ -128,14 +127,13 @@ def view_dataset(directory: str, shown: int) -> View:
     if summary.errors and not summary.records:
         raise summary.errors[0]
     roles = detect_roles(summary.features)
-    facts = [("digest", dataset.digest), ("classes", listed(dataset.labels))]
+    properties = [("digest", dataset.digest), ("classes", name_list(dataset.labels))]
     for name, info in dataset.splits.items():
-        facts.append(
-            (name, f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes")
-        )
-    facts += _size_facts(sizes)
+        counts = f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes"
+        properties.append((name, counts))
+    properties += _size_properties(sizes)
     return View(
-        facts=facts,
+        properties=properties,
         features=_feature_rows(summary, roles),
         features_of=some([name_below(path, directory) for path in paths]),
         records=summary.first,
@@ -146,7 +144,7 @@ def view_dataset(directory: str, shown: int) -> View:
 
 
 def _first_shards(directory: str, dataset: Manifest, shown: int) -> Iterator[str]:
-    """Yields shards until they hold the number of records, at least one."""
+    """Yields paths of shards, at least one, until they have `shown` records."""
     records = 0
     for name, split in dataset.splits.items():
         for path, shard in zip(dataset.shard_paths(directory, name), split.shards, strict=True):
@@ -173,12 +171,12 @@ def view_files(path: str, shown: int) -> View:
         raise summary.errors[0]
     roles = detect_roles(summary.features)
     sizes = {file: _size(file) for file in paths}
-    unit = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
+    subject = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
     total = f"{sum(sizes.values()):,} bytes"
     rows = [{**_file_json(one), "file": name_below(one.path, path), "bytes": sizes[one.path]} for one in summary.files]
     return View(
-        headline=f"{summary.records:,} {unit}, {total}, compression {summary.compression}",
-        facts=[*_size_facts(summary.sizes), *_remarks(summary), *_role_facts(roles)],
+        headline=f"{summary.records:,} {subject}, {total}, compression {summary.compression}",
+        properties=[*_size_properties(summary.sizes), *_remarks(summary), *_role_properties(roles)],
         features=_feature_rows(summary, roles),
         files=_file_rows(rows) if len(paths) > 1 else (),
         records=summary.first,
@@ -188,7 +186,7 @@ def view_files(path: str, shown: int) -> View:
             **_totals(summary),
             "bytes": sum(sizes.values()),
             "guess": _roles_json(roles),
-            "features": {name: file.to_json() for name, file in sorted(summary.features.items())},
+            "features": {name: feature.to_json() for name, feature in sorted(summary.features.items())},
             "files": rows,
             "first": [_shown_values(values) for values in summary.first],
         },
@@ -196,8 +194,8 @@ def view_files(path: str, shown: int) -> View:
     )
 
 
-def damage(view: View) -> CorruptDataset | None:
-    """Returns the error, of one line, about files that were not read completely; None when all were."""
+def damage_error(view: View) -> CorruptDataset | None:
+    """Returns an error about the files that were not read completely; None if all files were."""
     if not view.errors:
         return None
     more = f"; and {len(view.errors) - 1} more files are damaged" if len(view.errors) > 1 else ""
@@ -218,11 +216,11 @@ def _totals(summary: FileSummary) -> Mapping[str, Any]:
 def _size(path: str) -> int:
     try:
         return storage.size(path)
-    except OSError:  # it was removed after it was read
+    except OSError:  # the file was removed after it was read
         return 0
 
 
-def _size_facts(sizes: Mapping[str, float]) -> list[tuple[str, str]]:
+def _size_properties(sizes: Mapping[str, float]) -> list[tuple[str, str]]:
     if not sizes:
         return []
     return [("record", f"min {sizes['min']:,}, median {sizes['median']:,.0f}, max {sizes['max']:,} bytes")]
@@ -239,10 +237,10 @@ def _remarks(summary: FileSummary) -> list[tuple[str, str]]:
     return [("remark", line) for line in remarks]
 
 
-def _role_facts(roles: FeatureRoles) -> list[tuple[str, str]]:
-    facts = (("image", roles.image), ("label", roles.labels), ("key", roles.keys))
+def _role_properties(roles: FeatureRoles) -> list[tuple[str, str]]:
+    names_by_role = (("image", roles.image), ("label", roles.labels), ("key", roles.keys))
     looks_like = roles.looks_like or "unknown: no feature has a known name of an image"
-    return [("looks like", looks_like), *((name, ", ".join(features)) for name, features in facts if features)]
+    return [("looks like", looks_like), *((name, ", ".join(features)) for name, features in names_by_role if features)]
 
 
 def _feature_rows(summary: FileSummary, roles: FeatureRoles) -> list[tuple[str, ...]]:
@@ -262,7 +260,7 @@ def _ranges_and_formats(feature: FeatureSummary) -> Iterator[str]:
 
 
 def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    # Damaged files are shown first when rows are limited; the order is kept.
+    # When rows are limited, damaged files take precedence; the order of the files stays.
     damaged = [index for index, file in enumerate(files) if file["error"]][:_SHOWN_FILES]
     others = [index for index, file in enumerate(files) if not file["error"]][: _SHOWN_FILES - len(damaged)]
     rows: list[tuple[str, ...]] = []
@@ -274,8 +272,8 @@ def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return [*rows, (f"and {omitted:,} more", "", "", "")] if omitted else rows
 
 
-def _file_json(facts: Any) -> dict[str, Any]:
-    return {**vars(facts), "error": str(facts.error) if facts.error else ""}
+def _file_json(file: Any) -> dict[str, Any]:
+    return {**vars(file), "error": str(file.error) if file.error else ""}
 
 
 def _roles_json(roles: FeatureRoles) -> dict[str, Any]:

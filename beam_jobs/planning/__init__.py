@@ -1,1 +1,1 @@
-"""What follows from the facts of all images together: copies, splits, labels and shards."""
+"""Planning: from the facts of all images, finds duplicates, and assigns splits, class indices and shards."""

@@ -1,4 +1,4 @@
-"""Finds equal and similar images: queries of the tables of `image_tables`, and the search of `near_duplicates`."""
+"""Finds duplicates and near duplicates, by queries of the tables of `image_tables` and by `near_duplicates`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.image_tables import ImageTables
 from beam_jobs.planning.near_duplicates import Appearances, NearClusters
 
-_NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a billion images share a name is 3 %
+_NAME_LENGTH = 16  # hex digits of a sha256: two of a billion sets have the same name with a probability of 3 %
 
 _CANDIDATES = """
     CREATE TABLE candidates AS
@@ -27,14 +27,15 @@ _FIND_COPIES = """
     WHERE content_hash % $parts::UBIGINT = $part::UBIGINT
     WINDOW content AS (PARTITION BY sha256 ORDER BY is_new, key)
     QUALIFY count(*) OVER (PARTITION BY sha256) > 1"""
-_CANDIDATE_BYTES = 500  # with its texts, while it is sorted
+_CANDIDATE_BYTES = 500  # memory of a candidate with its texts, while it is sorted
 
-# Of a content, the first image stands for all.
+# The first image of each content represents it.
 _CONTENTS = """
     SELECT id, {columns} FROM names
     ANTI JOIN (SELECT id FROM copies WHERE position > 1 UNION ALL SELECT id FROM rejected) USING (id)"""
 _COUNT_CONTENTS = "SELECT (SELECT count(*) FROM images) - (SELECT count(*) FROM copies WHERE position > 1)"
-# An existing image among the copies of a content retains all of them.
+# The contents of `look_alikes` and their `place` in the arrays of appearances; existing contents first, then by key.
+# A content counts as existing, or as written to a shard, if any of its images does.
 _IN_ORDER = """
     SELECT place, any_value(content_hash) AS content_hash, bool_or(written) AS written, bool_and(is_new) AS is_new
     FROM images LEFT JOIN copies USING (id) JOIN look_alikes ON look_alikes.id = coalesce(copies.content, images.id)
@@ -68,19 +69,19 @@ _NAMED = """
 
 
 def find_sets(tables: ImageTables, options: IngestOptions) -> None:
-    """Finds the copies and the near clusters, and applies the policies.
+    """Finds the sets of duplicates and the near clusters, and applies the policies.
 
-    Tables of the database that it creates:
-      copies: images whose content others have too, with the name of the set; `content` is the id of the first of them,
-        by old or new and key; `position` is that in this order, `key_position` that by key alone, both from 1.
-      near_contents: contents that look like others; `root` is the first content of the near cluster.
-      related: view of all images with their content, root, and whether the policies retain them.
+    Creates these tables of the database:
+      copies: images with duplicates, and the name of their set, `cluster`; `content` is the id of the first image, with
+        old images first, then by key; `position` is the rank in this order, `key_position` by key, both from 1.
+      near_contents: contents that have near duplicates or are unsearched; `root` is the first content of the cluster.
+      related: view of all images with their content, their root, and whether the policies retain them.
       near_clusters: name and size of each near cluster.
-      named: `related` with the names of the clusters.
+      named: `related` with the names of the near clusters.
 
-    `drop` drops the new images of a set that contains an existing image; of other sets it retains the first by key.
-    Policies for near duplicates apply to contents: all copies of an image are retained or dropped, unless the policy
-    for duplicates drops some of them.
+    The policy `drop` drops the new images of a set with an existing image; from other sets it retains the first by key.
+    Policies for near duplicates apply to contents: all duplicates of an image are retained or dropped, unless the
+    policy for duplicates drops some of them.
     """
     tables.find_repeated("content_hash")
     _find_copies(tables)
@@ -100,25 +101,25 @@ def _find_copies(tables: ImageTables) -> None:
 
 
 def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
-    """Returns the distinct files that have near duplicates, are dropped for them, or were not compared with all."""
+    """Returns the contents that have near duplicates or are unsearched, as the table `near_contents`."""
     ids, appearances = _appearances(tables, options)
-    near = near_duplicates.find(appearances, options.near_distance)
-    similar = np.flatnonzero((np.bincount(near.roots)[near.roots] > 1) | near.unsearched)
-    # Few of all, so that only these are sorted by key. The first of each cluster becomes its root.
-    tables.insert("look_alikes", pa.table({"id": ids[similar], "place": similar}))
+    clusters = near_duplicates.find(appearances, options.near_distance)
+    similar_indices = np.flatnonzero((np.bincount(clusters.roots)[clusters.roots] > 1) | clusters.unsearched)
+    # Only these few contents are sorted by key. The first content of each cluster becomes its root.
+    tables.insert("look_alikes", pa.table({"id": ids[similar_indices], "place": similar_indices}))
     in_order = tables.query(_IN_ORDER)
     rows, hashes, written, is_new = (column.to_numpy() for column in in_order.columns)
-    _, first, clusters = np.unique(near.roots[rows], return_index=True, return_inverse=True)
-    near = NearClusters(roots=first[clusters], unsearched=near.unsearched[rows])
-    ids, unsearched, surplus = ids[rows], near.unsearched, np.zeros(len(rows), bool)
+    _, first_rows, cluster_numbers = np.unique(clusters.roots[rows], return_index=True, return_inverse=True)
+    clusters = NearClusters(roots=first_rows[cluster_numbers], unsearched=clusters.unsearched[rows])
+    ids, unsearched, surplus = ids[rows], clusters.unsearched, np.zeros(len(rows), bool)
     if options.near_duplicates == "drop":
-        looks = appearances.take(rows)
-        surplus, unsearched = near_duplicates.find_surplus(looks, near, options.near_distance, written, is_new)
+        similar = appearances.take(rows)
+        surplus, unsearched = near_duplicates.find_surplus(similar, clusters, options.near_distance, written, is_new)
     columns = {
         "content": ids,
-        "root": ids[near.roots],
-        "root_hash": hashes[near.roots],
-        "is_linked": np.bincount(near.roots)[near.roots] > 1,
+        "root": ids[clusters.roots],
+        "root_hash": hashes[clusters.roots],
+        "is_linked": np.bincount(clusters.roots)[clusters.roots] > 1,
         "is_surplus": surplus,
         "is_unsearched": unsearched,
     }
@@ -126,12 +127,12 @@ def _near_contents(tables: ImageTables, options: IngestOptions) -> pa.Table:
 
 
 def _appearances(tables: ImageTables, options: IngestOptions) -> tuple[np.ndarray, Appearances]:
-    """Returns the ids and the appearance of the distinct files; none if no near duplicates are looked for."""
+    """Returns the ids and appearances of the contents; empty if the policy for near duplicates is `off`."""
     count = tables.number(_COUNT_CONTENTS) if options.near_duplicates != "off" else 0
-    ids, images, end = np.empty(count, np.int64), near_duplicates.allocate(count, options.facts == "all"), 0
+    ids, appearances, end = np.empty(count, np.int64), near_duplicates.allocate(count, options.facts == "all"), 0
     contents = tables.tables(_CONTENTS.format(columns=", ".join(near_duplicates.COLUMNS)))
     for rows in contents if count else ():
         start, end = end, end + len(rows)
         ids[start:end] = rows["id"].to_numpy()
-        images.put(start, near_duplicates.measure_facts(rows, options.facts == "all"))
-    return ids, images
+        appearances.put(start, near_duplicates.measure_facts(rows, options.facts == "all"))
+    return ids, appearances

@@ -16,17 +16,17 @@ as a product on white, and many such images share it. If one of two hashes is we
 When fewer than 16 bits are set, or not set, these limits are 2 bits, half a level and 2 levels.
 
 Ratios, means and deviations are compared in steps, so each limit is a range: at twice the limit images never match.
-`python -m benchmarks.near` measures the accuracy of the rules. Without moments, images with weak hashes match no image.
+Without moments (means and deviations), weak hashes match nothing. `python -m benchmarks.near` measures the accuracy.
 
 Algorithm: if two hashes that differ in d bits are cut into m bands, at least m - d bands are equal. For every choice of
-m - d bands, the hashes are sorted by these bands, and only runs of equal bands are compared. The hashes of runs longer
-than `_CROWD` (crowds) are cut into more bands, up to 200 sorts per pass. Pairs with a weak hash are searched in the
-same way, by cells of their moments, and large crowds of such pairs by bands. In the remaining crowds, thousands of
-nearly equal images, neighbours in sorted order are compared first; then each image outside of the largest cluster of
-the run is compared with all images of the run.
+m - d bands, the hashes are sorted by these bands, and only hashes with equal bands, a run, are compared. The hashes of
+runs longer than `_CROWD` (crowds) are cut into more bands, up to 200 sorts per pass. Pairs with a weak hash are found
+in the same way, by cells of their moments, and large crowds of such pairs by bands. In the remaining crowds, thousands
+of nearly equal images, neighbours in sorted order are compared first; then each image outside of the largest cluster
+of the run is compared with all images of the run.
 
 Guarantee: the search finds every pair that looks alike, except pairs of two images that are both in `unsearched`:
-images with weak hashes and without moments, and images of crowds that need more than `_COMPARISONS` comparisons.
+images with weak hashes and without moments, and images of crowds that need more than `_MAX_COMPARISONS` comparisons.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def join_sets(roots: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarr
     """Joins sets: returns the smallest member of the set of each item after all pairs are linked, int64[items].
 
     Args:
-      roots: int64[items], the smallest member of the set of each item before.
+      roots: int64[items], the smallest member of the set of each item, before the pairs are linked.
       one: int64[pairs], first item of each pair to link.
       other: int64[pairs], second item of each pair.
     """
     roots = roots.copy()
     while True:
         one, other = roots[one], roots[other]
-        apart = one != other
-        if not apart.any():
+        differ = one != other
+        if not differ.any():
             return roots
-        one, other = np.minimum(one[apart], other[apart]), np.maximum(one[apart], other[apart])
+        one, other = np.minimum(one[differ], other[differ]), np.maximum(one[differ], other[differ])
         np.minimum.at(roots, other, one)  # every root points to a smaller one, so there are no cycles
-        while not np.array_equal(further := roots[roots], roots):
-            roots = further
+        while not np.array_equal(next_roots := roots[roots], roots):
+            roots = next_roots
 
 
 _BITS = 64
@@ -70,21 +70,19 @@ _WEAK_BITS, _FLAT_BITS = 24, 16
 _WEAK_DISTANCE, _FLAT_DISTANCE = 3, 2
 _ASPECT_STEP = math.log(1.05)
 _COLOUR_STEP = 16
-_STEPS, _FLAT_STEPS = (1, 8), (0.5, 2)  # of mean and deviation
-_LARGEST = 700  # levels, and logarithm of an aspect ratio
+_STEPS, _FLAT_STEPS = (1, 8), (0.5, 2)  # step of mean and of deviation, in levels
+_LARGEST = 700  # bound of levels, and of logarithms of aspect ratios
 _MOMENTS = 6  # columns of `moments` for all weak hashes; the other columns are for flat images
-_CELLS = (0, 2, 4)  # of `moments`: mean of red and of blue, deviation of green; each column doubles the sorts
-_CELL_WEIGHTS = 1 << np.arange(48, -1, -16)  # halves of int16 as one number
+_CELLS = (0, 2, 4)  # columns of `moments`: mean of red and blue, deviation of green; each column doubles the sorts
+_CELL_WEIGHTS = 1 << np.arange(48, -1, -16)  # to pack four int16 into one int64
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, 6.4
-
 _RUN = 8  # target length of runs; shorter runs need more sorts, longer runs more comparisons
 _CROWD, _LARGE_CROWD = 128, 4096
-_WINDOW = 16
+_NEIGHBOURS = 16
 _MAX_SORTS = 200
-_COMPARISONS = 1 << 30  # maximum within crowds: half a minute of one core
-_BATCH = 1 << 20  # pairs per batch, 16 bytes each
-_PIECE = 20_000
-
+_MAX_COMPARISONS = 1 << 30  # maximum within crowds: half a minute of one core
+_BATCH_PAIRS = 1 << 20  # pairs per batch, 16 bytes each
+_PIECE_IMAGES = 20_000  # images of a cluster that are examined together
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -94,7 +92,7 @@ class Appearances:
 
     Attributes:
       hashes: uint64[images], perceptual hashes.
-      traits: int16[images, 4], steps of aspect ratio and of the mean of each channel; a difference of 1 is alike.
+      traits: int16[images, 4], steps of aspect ratio and of the mean of each channel, alike up to a difference of 1.
       moments: int16[images, 12], finer steps of mean and deviation of each channel, then still finer steps of both;
         None when not measured.
     """
@@ -104,23 +102,23 @@ class Appearances:
     moments: np.ndarray | None
 
     def alike(self, one: np.ndarray, other: np.ndarray, distance: int) -> np.ndarray:
-        """Returns whether images of one index array look like those of another, bool in the shape of the arrays."""
+        """Returns whether the images at indices `one` look like those at `other`, bool in the shape of the arrays."""
         bits = bit_count(self.hashes[one] ^ self.hashes[other])
-        close = (bits <= distance) & (np.abs(self.traits[one] - self.traits[other]) <= 1).all(axis=-1)
-        strong, not_flat = ~(self.weak[one] | self.weak[other]), ~(self._flat[one] | self._flat[other])
+        is_alike = (bits <= distance) & (np.abs(self.traits[one] - self.traits[other]) <= 1).all(axis=-1)
+        is_strong, is_not_flat = ~(self.weak[one] | self.weak[other]), ~(self._flat[one] | self._flat[other])
         if self.moments is None:
-            return close & strong
-        equal = np.abs(self.moments[one] - self.moments[other]) <= 1
-        close &= strong | ((bits <= _WEAK_DISTANCE) & equal[..., :_MOMENTS].all(axis=-1))
-        return close & (not_flat | ((bits <= _FLAT_DISTANCE) & equal[..., _MOMENTS:].all(axis=-1)))
+            return is_alike & is_strong
+        is_moment_close = np.abs(self.moments[one] - self.moments[other]) <= 1
+        is_alike &= is_strong | ((bits <= _WEAK_DISTANCE) & is_moment_close[..., :_MOMENTS].all(axis=-1))
+        return is_alike & (is_not_flat | ((bits <= _FLAT_DISTANCE) & is_moment_close[..., _MOMENTS:].all(axis=-1)))
 
     def take(self, rows: np.ndarray) -> Appearances:
-        """Returns the appearance of some images, of which `rows` are the indices."""
+        """Returns the appearances of the images with the indices `rows`."""
         moments = None if self.moments is None else self.moments[rows]
         return Appearances(hashes=self.hashes[rows], traits=self.traits[rows], moments=moments)
 
     def put(self, start: int, part: Appearances) -> None:
-        """Sets the appearance of images from an index on."""
+        """Sets the appearances of images from the index `start` on."""
         end = start + len(part.hashes)
         self.hashes[start:end], self.traits[start:end] = part.hashes, part.traits
         if self.moments is not None:
@@ -133,7 +131,7 @@ class Appearances:
 
     @functools.cached_property
     def bits(self) -> np.ndarray:
-        """Number of set or of unset bits of each hash, the smaller of both, int8[images]."""
+        """Number of set or of unset bits of each hash, the smaller of the two numbers, int8[images]."""
         count = bit_count(self.hashes).astype(np.int8)
         return np.minimum(count, _BITS - count)
 
@@ -156,7 +154,7 @@ class NearClusters:
 
 
 def allocate(count: int, channel_statistics: bool) -> Appearances:
-    """Returns appearances without values, for `Appearances.put`."""
+    """Returns appearances with undefined values, to be set by `Appearances.put`."""
     moments = np.empty((count, 2 * _MOMENTS), np.int16) if channel_statistics else None
     return Appearances(hashes=np.empty(count, np.uint64), traits=np.empty((count, 4), np.int16), moments=moments)
 
@@ -179,14 +177,14 @@ def measure(
     moments = None
     if var_rgb is not None:
         moments = np.empty((len(dhash), 2 * _MOMENTS), np.int16)
-        values = (_bounded(mean_rgb), _bounded(np.sqrt(var_rgb))) * 2
+        values = (_bounded(mean_rgb), _bounded(np.sqrt(var_rgb))) * 2  # in the order of `moments`
         for number, (value, step) in enumerate(zip(values, (*_STEPS, *_FLAT_STEPS), strict=True)):
             moments[:, 3 * number : 3 * number + 3] = np.floor(value / step)
     return Appearances(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
 
 
 def _bounded(values: np.ndarray) -> np.ndarray:
-    """Returns values whose steps fit into int16; a damaged table may have any number, or none."""
+    """Returns values clipped so that their steps fit into int16; a damaged table may have any number, or NaN."""
     return np.nan_to_num(np.clip(values, -_LARGEST, _LARGEST), nan=-_LARGEST)
 
 
@@ -210,7 +208,7 @@ def find(images: Appearances, distance: int) -> NearClusters:
     bits than `distance`.
 
     Args:
-      images: appearance of the images.
+      images: appearances of the images.
       distance: maximum number of bits in which the hashes of images that look alike differ, 0-8.
     """
     search = _Search(images, distance)
@@ -234,11 +232,11 @@ def find_surplus(
     and all of them count as unsearched.
 
     Args:
-      images: appearance of the images, in order of precedence; written images come first.
-      clusters: their near clusters, as `find` returns them.
+      images: appearances of the images, in order of precedence; images in shards come first.
+      clusters: the near clusters of the images, as `find` returns them.
       distance: maximum number of bits in which the hashes of images that look alike differ.
       written: bool[images], images that are always retained.
-      droppable: bool[images], images that may be dropped.
+      droppable: bool[images], images that may be dropped; images in neither array were dropped before.
     """
     roots, unsearched = clusters.roots, clusters.unsearched.copy()
     surplus = np.zeros(len(roots), bool)
@@ -249,11 +247,11 @@ def find_surplus(
     surplus[second] = droppable[second] & (written | droppable)[first]
     for start, size in zip(starts[sizes > 2], sizes[sizes > 2], strict=True):
         members = order[start : start + size]
-        if size > _PIECE:
+        if size > _PIECE_IMAGES:
             members = members[np.argsort(images.hashes[members], kind="stable")]
             unsearched[members] = True
-        for piece in range(0, size, _PIECE):
-            indices = np.sort(members[piece : piece + _PIECE])
+        for piece in range(0, size, _PIECE_IMAGES):
+            indices = np.sort(members[piece : piece + _PIECE_IMAGES])
             surplus[_piece_surplus(images, indices[written[indices]], indices[droppable[indices]], distance)] = True
     return surplus, unsearched
 
@@ -267,6 +265,7 @@ def bit_count(values: np.ndarray) -> np.ndarray:
 
 
 def _piece_surplus(images: Appearances, written: np.ndarray, droppable: np.ndarray, distance: int) -> np.ndarray:
+    """Returns the indices of the images to drop, given indices of images in order; see `find_surplus`."""
     pending = droppable
     for image in written:
         pending = pending[~images.alike(image, pending, distance)]
@@ -284,21 +283,22 @@ class _Search:
     Attributes:
       links: int64[images], index of the first image of the cluster of each image, by the pairs found so far.
       unsearched: bool[images], images that were not compared with every candidate.
-      equal: images of which only the first of equal ones is compared: this one, and each of its set.
+      equal: pairs of the first of several equal images, the only one that is compared, and each image equal to it.
     """
 
     def __init__(self, images: Appearances, distance: int) -> None:
         self.links = np.arange(len(images.hashes))
         self.unsearched = images.weak.copy() if images.moments is None else np.zeros(len(images.hashes), bool)
         self._images, self._distance = images, distance
-        self._comparisons_left = _COMPARISONS
+        self._comparisons_left = _MAX_COMPARISONS
         self.equal: list[Pair] = []
 
     def search_hashes(self) -> None:
-        """Finds the pairs without a weak hash."""
+        """Links the images that look alike and have no weak hash."""
         self._search_bands(self._merge_equal(np.flatnonzero(~self._images.weak), self._images.traits), self._distance)
 
     def _search_bands(self, nodes: np.ndarray, distance: int) -> None:
+        """Links the nodes (images, one of each set of equal ones) that look alike, by the bands of their hashes."""
         band_counts = _band_counts(len(nodes), distance)
         for bands in band_counts:
             crowded = np.zeros(len(self.links), bool)
@@ -312,7 +312,7 @@ class _Search:
             nodes = nodes[crowded[nodes]]
 
     def search_moments(self) -> None:
-        """Finds the pairs with a weak hash."""
+        """Links the pairs that look alike and have a weak hash."""
         images, distance = self._images, min(self._distance, _WEAK_DISTANCE)
         if images.moments is None:
             return
@@ -332,33 +332,33 @@ class _Search:
                     self._search_bands(members, distance)
 
     def _merge_equal(self, members: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-        """Links images with equal hashes and values, and returns the first image of each set, in order of hash."""
+        """Links images with equal hashes and columns, and returns the first image of each set, in order of hash."""
         hashes = self._images.hashes[members]
         order = np.argsort(hashes, kind="stable")
-        shared = np.flatnonzero(_are_shared(hashes[order]))  # few: to sort all of them by many columns takes long
-        rows = order[shared]
+        repeated = np.flatnonzero(_are_repeated(hashes[order]))  # few: sorting all images by many columns is slow
+        rows = order[repeated]
         values = np.column_stack([column[members[rows]] for column in columns])
         by_value = np.lexsort((*values.T, hashes[rows]))
         rows, values = rows[by_value], values[by_value]
-        order[shared] = rows
+        order[repeated] = rows
         starts = run_starts(hashes[rows], values)
-        firsts = np.repeat(rows[starts], np.diff(starts, append=len(rows)))
-        self.equal.append((members[firsts], members[rows]))
+        first_rows = np.repeat(rows[starts], np.diff(starts, append=len(rows)))
+        self.equal.append((members[first_rows], members[rows]))
         self.links = join_sets(self.links, *self.equal[-1])
-        return members[np.delete(order, np.delete(shared, starts))]
+        return members[np.delete(order, np.delete(repeated, starts))]  # without those equal to an earlier image
 
     def _compare(self, nodes: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
         """Compares nodes with equal keys, except crowds, and returns the crowds; overwrites the keys."""
-        # Key and place as one number, because a sort of numbers is several times faster than a sort of places by keys.
-        # Of a key the high bits of a product remain. Few other keys have the same, which are compared in vain.
-        place_bits = np.uint64((1 << len(nodes).bit_length()) - 1)
+        # A key and an index become one number, because sorting numbers is several times faster than sorting indices by
+        # key. Of the key, only the high bits of a product remain; the few other keys with these bits cost comparisons.
+        index_mask = np.uint64((1 << len(nodes).bit_length()) - 1)
         keys *= _HASH_FACTOR
-        keys &= ~place_bits
+        keys &= ~index_mask
         keys |= np.arange(len(nodes), dtype=np.uint64)
         keys.sort()
-        keys = keys[_are_shared(keys & ~place_bits)]
-        starts = run_starts(keys & ~place_bits)
-        order = nodes[(keys & place_bits).astype(np.int64)]
+        keys = keys[_are_repeated(keys & ~index_mask)]
+        starts = run_starts(keys & ~index_mask)
+        order = nodes[(keys & index_mask).astype(np.int64)]
         sizes = np.diff(starts, append=len(order))
         successors = np.repeat(starts + sizes, sizes) - np.arange(len(order)) - 1
         is_linked = _linked_runs(self.links[order], starts, sizes)
@@ -369,37 +369,38 @@ class _Search:
         return [order[start : start + size] for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)]
 
     def _compare_crowds(self, crowds: list[np.ndarray]) -> None:
+        """Compares neighbours in each crowd, then the images outside of its largest cluster with the whole crowd."""
         if not crowds:
             return
-        successors = [np.minimum(np.arange(len(members))[::-1], _WINDOW) for members in crowds]
+        successors = [np.minimum(np.arange(len(members))[::-1], _NEIGHBOURS) for members in crowds]
         self._link(_successor_pairs(np.concatenate(crowds), np.concatenate(successors)))
         self._link(pair for members in crowds for pair in self._outside_pairs(members))
 
     def _outside_pairs(self, members: np.ndarray) -> Iterator[Pair]:
-        """Yields each member outside of the largest cluster with all members, within the limit of comparisons."""
+        """Yields pairs of each member outside the largest cluster and every member, up to the limit of comparisons."""
         _, clusters = np.unique(self.links[members], return_inverse=True)
         outside = members[clusters != np.bincount(clusters).argmax()]
         if len(outside) * len(members) > self._comparisons_left:
             self.unsearched[members] = True
             return
         self._comparisons_left -= len(outside) * len(members)
-        step = max(1, _BATCH // len(members))
+        step = max(1, _BATCH_PAIRS // len(members))
         for start in range(0, len(outside), step):
             batch = outside[start : start + step]
             yield np.repeat(batch, len(members)), np.tile(members, len(batch))
 
     def _link(self, pairs: Iterable[Pair]) -> None:
         """Links the pairs that look alike, many of them at a time."""
-        found, count = list[np.ndarray](), 0
+        matches, count = list[np.ndarray](), 0
         for one, other in pairs:
             is_close = bit_count(self._images.hashes[one] ^ self._images.hashes[other]) <= self._distance
-            close = np.stack([one[is_close], other[is_close]])
-            found.append(close[:, self._images.alike(close[0], close[1], self._distance)])
-            count += found[-1].shape[1]
-            if count >= _BATCH:
-                self.links, found, count = join_sets(self.links, *np.hstack(found)), [], 0
+            close_pairs = np.stack([one[is_close], other[is_close]])
+            matches.append(close_pairs[:, self._images.alike(close_pairs[0], close_pairs[1], self._distance)])
+            count += matches[-1].shape[1]
+            if count >= _BATCH_PAIRS:
+                self.links, matches, count = join_sets(self.links, *np.hstack(matches)), [], 0
         if count:
-            self.links = join_sets(self.links, *np.hstack(found))
+            self.links = join_sets(self.links, *np.hstack(matches))
 
 
 def _linked_runs(links: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -413,22 +414,22 @@ def _band_counts(count: int, distance: int) -> list[int]:
         return [1]
     bands = distance + 1
     while count > _RUN * 2 ** (_BITS * (bands - distance) / bands) and math.comb(bands + 1, distance) <= _MAX_SORTS:
-        bands += 1
+        bands += 1  # longer keys: shorter runs, but more sorts
     return [bands, *(more for more in (bands + 1, bands + 2) if math.comb(more, distance) <= _MAX_SORTS)]
 
 
-def _masks(bands: int, equal: int) -> Iterator[np.uint64]:
+def _masks(band_count: int, equal_count: int) -> Iterator[np.uint64]:
     """Yields a mask for every choice of `equal` of `bands` bands."""
-    parts = [0] * bands
+    parts = [0] * band_count
     for bit in range(_BITS):
         # 29 is odd, so this permutes the bits: neighbours, which are correlated in photographs, get different bands.
-        parts[bit * 29 % _BITS * bands // _BITS] |= 1 << bit
-    for combination in itertools.combinations(parts, equal):
+        parts[bit * 29 % _BITS * band_count // _BITS] |= 1 << bit
+    for combination in itertools.combinations(parts, equal_count):
         yield np.uint64(sum(combination))
 
 
-def _are_shared(keys: np.ndarray) -> np.ndarray:
-    """Returns whether each of some sorted values is there more than once, bool[values]."""
+def _are_repeated(keys: np.ndarray) -> np.ndarray:
+    """Returns whether each of the sorted values occurs more than once, bool[values]."""
     same = np.concatenate([[False], keys[1:] == keys[:-1], [False]])
     return (same[1:] | same[:-1])[: len(keys)]
 
@@ -444,7 +445,7 @@ def run_starts(*columns: np.ndarray) -> np.ndarray:
 
 
 def _successor_pairs(order: np.ndarray, successors: np.ndarray) -> Iterator[Pair]:
-    """Yields each image with each of its successors in the order; `successors` is their number per image."""
+    """Yields pairs of each image and each of its successors in `order`; `successors` is their number per image."""
     indices = np.flatnonzero(successors)
     for step in itertools.count(1):
         indices = indices[successors[indices] >= step]

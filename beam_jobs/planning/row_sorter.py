@@ -1,9 +1,9 @@
 """Sorts more rows than fit in memory: the facts of the images, in the order of the shards.
 
-Rows are collected up to a limit, divided by ranges of their hashes, and appended to a file, a part for each range. A
-range is then read from everywhere in the file and sorted in memory; the hashes are uniform, so the ranges are about
-equal. A part may have only some hundred rows, so it is compressed as a whole, not column by column. The database sorts
-as well, but these rows have thirty columns, mostly texts, which it moves slowly.
+Rows are collected up to a limit, divided by ranges of their hashes, and appended to a file, a part for each range. Then
+all parts of a range are read from the file and sorted in memory. The hashes are uniform, so the ranges have about the
+same size. A part may have only some hundred rows, so it is compressed as a whole, not column by column. The database
+could sort, too, but is slow with these rows of thirty columns, mostly texts.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ import pyarrow.compute as pc
 from beam_jobs.planning import near_duplicates
 from beam_jobs.storage import disk
 
-_MOST_BYTES = 1 << 30  # Arrow cannot join texts of 2 GiB
-# There is about a part in the file, and an object in memory, for each place, division and range.
-_MOST_DIVISIONS, _MOST_RANGES = 500, 1000
-_TAKEN_BYTES = 16 << 20  # of a division at a time: few rows are slow, and all are one more copy of it
+_MAX_BYTES = 1 << 30  # rows that are joined; Arrow cannot join texts of 2 GiB
+# Each place, division and range has about one part in the file, and one object in memory.
+_MAX_DIVISIONS, _MAX_RANGES = 500, 1000
+_GATHER_BYTES = 16 << 20  # rows to gather at a time: few rows are slow, and all rows would be one more copy
 _CODEC = pa.Codec("zstd", 1)  # hexadecimal digits take half of their size
 _ORDER = [("order_hash", "ascending"), ("key", "ascending")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
+class _StoredRows:
     """Rows in the file.
 
     Attributes:
-      nbytes: their size as a message, not compressed.
-      offset: position of the compressed message in the file.
-      size: its size.
+      nbytes: size of the rows as an Arrow message, in bytes, not compressed.
+      offset: offset of the compressed message in the file.
+      size: size of the compressed message, in bytes.
     """
 
     nbytes: int
@@ -46,123 +46,124 @@ class _Written:
     size: int
 
 
-_Part: TypeAlias = "_Written | pa.RecordBatch"  # rows of one range
+_Part: TypeAlias = "_StoredRows | pa.RecordBatch"  # rows of one range
 
 
 class RowSorter:
-    """Sorts the rows of each place by `order_hash` and `key`. A full or failing disk is a `DiskError`."""
+    """Sorts the rows of each place (split, or dropped images) by `order_hash` and `key`; raises `DiskError`."""
 
     def __init__(self, path: str, images: int, table_bytes: int, memory_bytes: int, pool: ThreadPoolExecutor) -> None:
-        """Starts before the first row.
+        """Starts without rows.
 
         Args:
           path: local path of a temporary file, which is written if the rows exceed the memory.
           images: number of all rows.
-          table_bytes: their estimated size; they count as larger if the first ones are.
-          memory_bytes: size of all rows that are in memory at a time, roughly; of very many rows, more.
-          pool: threads that divide and sort.
+          table_bytes: estimated size of all rows; a larger estimate from the first rows replaces it.
+          memory_bytes: approximate size of all rows in memory at a time; very many rows take more.
+          pool: threads that divide and sort rows.
         """
         # Rows are collected while earlier ones are divided into a copy; later, two groups are sorted, each into a copy.
-        self._pending_limit = min(max(memory_bytes // 4, table_bytes // _MOST_DIVISIONS), _MOST_BYTES)
-        self._sorted_bytes = min(memory_bytes // 8, _MOST_BYTES)
+        self._pending_limit = min(max(memory_bytes // 4, table_bytes // _MAX_DIVISIONS), _MAX_BYTES)
+        self._sorted_bytes = min(memory_bytes // 8, _MAX_BYTES)
         self._path, self._images, self._table_bytes, self._pool = path, images, table_bytes, pool
-        self._ranges = 0  # unknown before the first rows
-        self._parts: dict[int, dict[int, list[_Part]]] = defaultdict(lambda: defaultdict(list))
+        self._ranges = 0  # number of ranges; 0 before the first rows are divided
+        self._parts: dict[int, dict[int, list[_Part]]] = defaultdict(lambda: defaultdict(list))  # place -> range
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._dividing: Future[None] | None = None
+        self._division_task: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-parts")
         self._schema: pa.Schema | None = None
         self._sink: pa.NativeFile | None = None
         self._source: pa.NativeFile | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows of one schema, with the number of their `place`."""
+        """Adds rows with the columns `place`, its number, `order_hash` and `key`; all rows have one schema."""
         if len(rows):
             self._pending.append(rows)
             self._pending_bytes += rows.nbytes
         if self._pending_bytes >= self._pending_limit:
-            self._divide_pending(write=True)
+            self._divide_pending(to_file=True)
 
     def finish(self) -> None:
-        """Ends the rows; they can be read then."""
+        """Waits until all rows are divided; then `read` can be called."""
         if self._pending:
-            self._divide_pending(write=False)
-        if self._dividing:
-            self._dividing.result()
+            self._divide_pending(to_file=False)
+        if self._division_task:
+            self._division_task.result()
         if self._sink:
             with disk.explain_errors("planning", os.path.dirname(self._path)):
                 self._sink.close()
             self._source = pa.OSFile(self._path)
 
     def close(self) -> None:
-        """Closes the file, which is left; no thread of the pool may use it any more."""
+        """Closes the file without removing it; no thread of the pool may use the file any more."""
         self._thread.shutdown(cancel_futures=True)
         for file in (self._sink, self._source):
             if file:
                 file.close()
 
     def read(self, place: int) -> Iterator[pa.Table]:
-        """Yields the rows of a place in their order, some megabytes at a time; only once."""
-        sorting: Future[pa.Table] | None = None
+        """Yields the sorted rows of a place, some megabytes at a time; can be called once for each place."""
+        sort_task: Future[pa.Table] | None = None
         for parts in self._groups(self._parts.pop(place, {})):
-            following = self._pool.submit(self._sort, parts)
-            if sorting:
-                yield sorting.result()
-            sorting = following
-        if sorting:
-            yield sorting.result()
+            next_sort_task = self._pool.submit(self._sort, parts)
+            if sort_task:
+                yield sort_task.result()
+            sort_task = next_sort_task
+        if sort_task:
+            yield sort_task.result()
 
-    def _divide_pending(self, write: bool) -> None:
+    def _divide_pending(self, to_file: bool) -> None:
         rows, self._pending, self._pending_bytes = self._pending, [], 0
-        if self._dividing:  # one at a time: each has a copy of the rows
-            self._dividing.result()
-        self._dividing = self._pool.submit(self._divide, rows, write)
+        if self._division_task:  # one division at a time: each copies its rows
+            self._division_task.result()
+        self._division_task = self._pool.submit(self._divide, rows, to_file)
 
-    def _divide(self, tables: list[pa.Table], write: bool) -> None:
+    def _divide(self, tables: list[pa.Table], to_file: bool) -> None:
+        """Divides rows into parts by place and range, and adds the parts; empties `tables`."""
         self._schema = self._schema or tables[0].schema
-        rows = pa.concat_tables(tables).cast(self._schema).combine_chunks()  # a part in the file has no schema
-        tables.clear()  # their memory is not needed any more
+        rows = pa.concat_tables(tables).cast(self._schema).combine_chunks()  # parts in the file have no schema
+        tables.clear()  # releases their memory
         if not self._ranges:
-            size = max(self._table_bytes, rows.nbytes * self._images // len(rows))
-            self._ranges = max(1, min(size // self._sorted_bytes, _MOST_RANGES))
-        # The upper half of a hash decides its range.
+            total_bytes = max(self._table_bytes, rows.nbytes * self._images // len(rows))
+            self._ranges = max(1, min(total_bytes // self._sorted_bytes, _MAX_RANGES))
+        # The upper half of a hash determines its range.
         ranges = ((rows["order_hash"].to_numpy() >> 32) * np.uint64(self._ranges) >> 32).astype(np.int64)
-        numbers = rows["place"].to_numpy() * self._ranges + ranges
-        order = np.argsort(numbers, kind="stable")
+        part_numbers = rows["place"].to_numpy() * self._ranges + ranges
+        order = np.argsort(part_numbers, kind="stable")
         [batch] = rows.to_batches()
-        count = max(1, len(rows) * _TAKEN_BYTES // rows.nbytes)
-        adding: Future[None] | None = None
-        for first in range(0, len(rows), count):
-            indices = order[first : first + count]
-            taken = batch.take(pa.array(indices))
-            if adding:
-                adding.result()
-            adding = self._thread.submit(self._add_parts, taken, numbers[indices], write)
-        if adding:
-            adding.result()
+        batch_rows = max(1, len(rows) * _GATHER_BYTES // rows.nbytes)
+        add_task: Future[None] | None = None
+        for start in range(0, len(rows), batch_rows):
+            indices = order[start : start + batch_rows]
+            gathered_rows = batch.take(pa.array(indices))
+            if add_task:
+                add_task.result()
+            add_task = self._thread.submit(self._add_parts, gathered_rows, part_numbers[indices], to_file)
+        if add_task:
+            add_task.result()
 
-    def _add_parts(self, rows: pa.RecordBatch, numbers: np.ndarray, write: bool) -> None:
-        """Adds rows in order of the numbers, each that of a place and a range."""
-        for start, end in itertools.pairwise([*near_duplicates.run_starts(numbers).tolist(), len(rows)]):
-            place, hashes = divmod(int(numbers[start]), self._ranges)
+    def _add_parts(self, rows: pa.RecordBatch, part_numbers: np.ndarray, to_file: bool) -> None:
+        """Adds rows, sorted by `part_numbers`: place times number of ranges plus range."""
+        for start, end in itertools.pairwise([*near_duplicates.run_starts(part_numbers).tolist(), len(rows)]):
+            place, range_number = divmod(int(part_numbers[start]), self._ranges)
             part = rows.slice(start, end - start)
-            self._parts[place][hashes].append(self._append(part) if write else part)
+            self._parts[place][range_number].append(self._append(part) if to_file else part)
 
-    def _append(self, rows: pa.RecordBatch) -> _Written:
+    def _append(self, rows: pa.RecordBatch) -> _StoredRows:
         message = rows.serialize()
         data = _CODEC.compress(message)
         with disk.explain_errors("planning", os.path.dirname(self._path)):
             self._sink = self._sink or pa.OSFile(self._path, "wb")
             offset = self._sink.tell()
             self._sink.write(data)
-        return _Written(nbytes=len(message), offset=offset, size=len(data))
+        return _StoredRows(nbytes=len(message), offset=offset, size=len(data))
 
     def _groups(self, parts: dict[int, list[_Part]]) -> Iterator[list[_Part]]:
-        """Yields parts of consecutive ranges, as many as are sorted at once."""
+        """Yields groups of parts of consecutive ranges, each of which is sorted at once."""
         group: list[_Part] = []
-        for number in sorted(parts):
-            group += parts.pop(number)
+        for range_number in sorted(parts):
+            group += parts.pop(range_number)
             if sum(part.nbytes for part in group) >= self._sorted_bytes / 2:
                 yield group
                 group = []

@@ -1,6 +1,6 @@
-"""Engines: they run the Beam jobs of an ingest. The jobs and the written bytes are the same on every engine.
+"""Engines, which run the Beam jobs of an ingest. The jobs and the written bytes are the same on every engine.
 
-Each engine but the local one is a module with a frozen dataclass of settings, `Options`, whose `open` starts it.
+Each engine except `local` is a module with a frozen dataclass of settings, `Options`, whose `open` starts the engine.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class Engine(Protocol):
         """Starts the engine, and releases its resources on exit.
 
         Returns:
-          context manager of a function that creates the pipelines, for `ingest.run(make_pipeline=...)`.
+          context manager that yields a function that creates pipelines, for `ingest.run(make_pipeline=...)`.
 
         Raises:
-          OptionError: the settings do not fit together, or a service or file in them is not reachable.
+          OptionError: settings contradict each other, or a service or file that they name is not reachable.
         """
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalEngine(settings.Options):
-    """Beam in this process, without workers; it has no settings, because threads are an option of the ingest."""
+    """Beam in this process, without workers. Has no settings: the number of threads is an option of the ingest."""
 
     name: ClassVar[str] = "local"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
-        """See `Engine`."""
+        """See `Engine.open`."""
         from beam_jobs.runners.beam_job import local_pipeline
 
         yield local_pipeline
 
 
 def engine_settings(name: str) -> type[Engine]:
-    """Returns the dataclass of the settings of an engine.
+    """Returns the dataclass with the settings of the engine with this name.
 
     Raises:
       OptionError: the name is not in `ENGINES`.
@@ -68,5 +68,5 @@ def engine_settings(name: str) -> type[Engine]:
         raise OptionError(unknown("runner", name, ENGINES))
     if name == "local":
         return LocalEngine
-    options: type[Engine] = importlib.import_module(f"beam_jobs.runners.{name}").Options
-    return options
+    engine_class: type[Engine] = importlib.import_module(f"beam_jobs.runners.{name}").Options
+    return engine_class

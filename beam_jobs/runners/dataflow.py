@@ -1,11 +1,11 @@
-"""Google Cloud Dataflow: the two jobs of an ingest run on machines that the service starts and stops.
+"""Runs the two jobs of an ingest on Google Cloud Dataflow, on machines that the service starts and stops.
 
-The process of the command scans, plans and publishes; the workers read images and write shards. Source and output are
-in buckets, which both can reach. The settings are checked before a request is sent.
+The process of the command scans the source, plans the splits and publishes the dataset; the workers read images and
+write shards. The source and the output are in buckets. The settings are checked before a request is sent.
 
-The workers run the same code: from a wheel of the installed package, a `setup.py`, or a container image. The wheel is
-written here from the installed files, without checkout, build tool or network; its direct dependencies are pinned to
-the installed versions.
+The workers install Feedline from a wheel or a `setup.py`, or have it in their container image. By default, this module
+packs the installed files into a wheel, without a checkout, a build tool or the network; its direct dependencies are
+pinned to the installed versions.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 ALGORITHMS = ("THROUGHPUT_BASED", "NONE")
-MIN_DISK_GB = 25  # for operating system and package
+MIN_DISK_GB = 25  # space for the operating system and the package
 _PROJECT = re.compile(r"(?:[a-z][-a-z0-9.]*[a-z0-9]:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _BUCKET_PATH = re.compile(r"gs://[a-z0-9][-_a-z0-9.]+[a-z0-9]/.+")
 _JOB_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,48}[a-z0-9])?")
 _LABEL = re.compile(r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}")
 _SUBNETWORK = re.compile(r"(?:https://\S+/)?regions/(?P<region>[-a-z0-9]+)/subnetworks/[-a-z0-9]+")
-# Arguments of Beam with another name in these settings, or empty for arguments that the engine sets.
+# Argument of Beam -> name of the setting that replaces it; empty for arguments that the engine sets itself.
 _RESERVED_ARGUMENTS = {
     "machine_type": "worker_machine_type",
     "label": "labels",
@@ -59,14 +59,14 @@ _RESERVED_ARGUMENTS = {
 
 
 def check_bucket_path(name: str, value: str) -> None:
-    """Raises `OptionError` unless the value is a directory in a bucket of Google Storage."""
-    _match(name, value, _BUCKET_PATH, "a directory in a bucket, as gs://my-bucket/tmp")
+    """Raises `OptionError` unless the value of the setting `name` is a directory in a bucket of Google Storage."""
+    _check(name, value, _BUCKET_PATH, "a directory in a bucket, such as gs://my-bucket/tmp")
 
 
 def check_workers(algorithm: str, num_workers: int, max_num_workers: int, disk_gb: int) -> None:
     """Raises `OptionError` for numbers of workers or a disk size that are not possible."""
     if num_workers > max_num_workers:
-        raise OptionError(f"num_workers is {num_workers}, more than max_num_workers, {max_num_workers}; raise that one")
+        raise OptionError(f"num_workers is {num_workers}, above max_num_workers, {max_num_workers}; raise the latter")
     if algorithm == "NONE" and not num_workers:
         raise OptionError("autoscaling_algorithm is 'NONE' and num_workers is 0; set num_workers to at least 1")
     if 0 < disk_gb < MIN_DISK_GB:
@@ -83,27 +83,27 @@ def check_network(account: str, subnetwork: str, region: str, project: str) -> N
     if not match:
         raise OptionError(f"subnetwork is {subnetwork!r}; write it as regions/{region}/subnetworks/NAME")
     if match["region"] != region:
-        raise OptionError(f"subnetwork is in {match['region']}, the workers in {region}; name one of that region")
+        raise OptionError(f"subnetwork is in {match['region']}, the workers in {region}; name one in {region}")
 
 
-def check_argument(text: str, settings: Collection[str]) -> None:
-    """Raises `OptionError` unless the text is an argument of Beam that is not a setting of the engine."""
+def check_argument(text: str, setting_names: Collection[str]) -> None:
+    """Raises `OptionError` unless the text has the form `--name=value` and corresponds to none of the settings."""
     if not text.startswith("--"):
-        raise OptionError(f"beam_args holds {text!r}; write arguments as --name=value")
+        raise OptionError(f"beam_args contains {text!r}; write arguments as --name=value")
     name = text[2:].partition("=")[0]
-    setting = name if name in settings else _RESERVED_ARGUMENTS.get(name)
+    setting = name if name in setting_names else _RESERVED_ARGUMENTS.get(name)
     if setting is not None:
-        remedy = f"set {setting} instead" if setting else "remove it, the engine sets it"
-        raise OptionError(f"beam_args holds {text!r}; {remedy}")
+        remedy = f"set {setting} instead" if setting else "remove it, because the engine sets it"
+        raise OptionError(f"beam_args contains {text!r}; {remedy}")
 
 
 def check_reachable(ingest: IngestOptions) -> None:
     """Raises `OptionError` for a source or an output that workers cannot reach."""
     if not ingest.out.startswith("gs://"):
-        raise OptionError(f"--out is {ingest.out!r}; workers of Dataflow write to a bucket, as gs://my-bucket/dataset")
+        raise OptionError(f"--out is {ingest.out!r}; Dataflow workers write to buckets, such as gs://my-bucket/dataset")
     suffixes = tuple(f".{kind}" for kind in TABLE_KINDS)
     kind = ingest.source_kind
-    # A table may be on this machine: the workers read only the images that it names.
+    # A table may be on this machine: the workers read only the images that are listed in it.
     if kind in TABLE_KINDS or (kind == "auto" and ingest.source.lower().endswith(suffixes)):
         return
     if not storage.is_remote(ingest.source):
@@ -113,7 +113,7 @@ def check_reachable(ingest: IngestOptions) -> None:
         )
 
 
-def _match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
+def _check(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
     if not pattern.fullmatch(value):
         raise OptionError(f"{name} is {value!r}; it must be {expected}")
 
@@ -126,7 +126,7 @@ def machine_cores(name: str) -> int:
     """Returns the number of virtual cores of a machine type.
 
     Raises:
-      OptionError: the name is no machine type with at least one core.
+      OptionError: the name is not that of a machine type with at least one whole core.
     """
     match = _CUSTOM_MACHINE.fullmatch(name) or _MACHINE_NAME.fullmatch(name)
     if not match or not int(match["cores"]):
@@ -140,20 +140,20 @@ def machine_cores(name: str) -> int:
 _DISTRIBUTION = "feedline"
 _PACKAGES = ("beam_jobs", "components", "feedline", "pipeline", "trainer")
 _OMITTED_FIELDS = ("Provides-Extra", "License-File", "Dynamic")  # extras, and fields about files outside the wheel
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of zip; a constant, so that equal code gives equal files
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip file; a constant, so that equal code gives equal wheels
 
 
 def build_wheel(directory: str) -> str:
     """Packs the installed package into a wheel in a directory, and returns its path; equal code gives equal bytes."""
     version = metadata.version(_DISTRIBUTION)
-    info = f"{_DISTRIBUTION}-{version}.dist-info"
+    info_dir = f"{_DISTRIBUTION}-{version}.dist-info"
     path = os.path.join(directory, f"{_DISTRIBUTION}-{version}-py3-none-any.whl")
     files = dict(_wheel_sources())
-    files[f"{info}/METADATA"] = _wheel_metadata().encode()
-    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: feedline\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{info}/top_level.txt"] = "".join(f"{name}\n" for name in _PACKAGES).encode()
-    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nfeedline = pipeline.entry:main\n"
-    files[f"{info}/RECORD"] = _wheel_record(files, f"{info}/RECORD").encode()
+    files[f"{info_dir}/METADATA"] = _wheel_metadata().encode()
+    files[f"{info_dir}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: feedline\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info_dir}/top_level.txt"] = "".join(f"{name}\n" for name in _PACKAGES).encode()
+    files[f"{info_dir}/entry_points.txt"] = b"[console_scripts]\nfeedline = pipeline.entry:main\n"
+    files[f"{info_dir}/RECORD"] = _wheel_record(files, f"{info_dir}/RECORD").encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -164,7 +164,7 @@ def build_wheel(directory: str) -> str:
 
 
 def pinned_requirements() -> list[str]:
-    """Returns the direct dependencies of the package with their installed versions, without extras."""
+    """Returns the direct dependencies of the package at their installed versions, except those of its extras."""
     pins = []
     for text in metadata.requires(_DISTRIBUTION) or []:
         dependency = Requirement(text)
@@ -184,7 +184,7 @@ def _wheel_metadata() -> str:
 
 
 def _wheel_sources() -> Iterator[tuple[str, bytes]]:
-    """Yields the name in the wheel and the content of every file of the packages."""
+    """Yields path in the wheel and content of every file of the packages."""
     root = Path(__file__).parent.parent.parent
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*")):
@@ -192,43 +192,43 @@ def _wheel_sources() -> Iterator[tuple[str, bytes]]:
                 yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
-def _wheel_record(files: dict[str, bytes], own_name: str) -> str:
+def _wheel_record(files: dict[str, bytes], record_name: str) -> str:
     lines = []
     for name, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         lines.append(f"{name},sha256={digest},{len(data)}\n")
-    return "".join(lines) + f"{own_name},,\n"
+    return "".join(lines) + f"{record_name},,\n"  # without a hash of itself
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options(settings.Options):
-    """Settings of the jobs, their workers and the code of the workers. 0 and empty leave a choice to the service.
+    """Settings of the jobs, their workers and the code of the workers. With 0 or an empty text, the service chooses.
 
     Attributes:
       project: id of the project that owns the jobs and pays for them.
-      region: where the workers run; put the buckets there too, or every image is paid for as traffic between regions.
+      region: region of the workers. The buckets should be in it, because traffic between regions is charged.
       temp_location: `gs://BUCKET/DIR` of temporary files.
-      staging_location: `gs://BUCKET/DIR` that the code is staged in; `temp_location` when empty.
-      worker_machine_type: Compute Engine type of a worker. A process a core holds TensorFlow and 32 images at most.
-      num_workers: workers to begin with; 0 for the fewest that end the units of work in as many rounds as the most
-        workers would.
-      max_num_workers: workers at most. The service would go to hundreds; this is a limit on the bill.
+      staging_location: `gs://BUCKET/DIR` to which the code is uploaded; `temp_location` when empty.
+      worker_machine_type: machine type of a worker. Each core runs a process with TensorFlow and at most 32 images.
+      num_workers: initial number of workers; 0 for the smallest number with as few rounds as `max_num_workers`. In a
+        round, each core processes one batch of images or one shard.
+      max_num_workers: maximum number of workers, which limits the cost: the service would start hundreds.
       autoscaling_algorithm: `THROUGHPUT_BASED`, or `NONE` for exactly `num_workers`.
-      disk_size_gb: disk of a worker. It holds the operating system and the image; shards stream through.
-      service_account_email: account that the workers act as.
+      disk_size_gb: disk size of a worker in GB, for the operating system and the container image; shards are streamed.
+      service_account_email: service account of the workers.
       subnetwork: `regions/REGION/subnetworks/NAME`.
-      use_public_ips: whether workers have public addresses; without them the subnetwork needs Private Google Access.
-      sdk_container_image: image that the workers start, with Feedline in it; see `Dockerfile`.
-      package: wheel or source archive of Feedline that the workers install instead of one of the installed package.
-      setup_file: `setup.py` of a checkout that the workers install instead.
+      use_public_ips: whether workers have public IP addresses; otherwise the subnetwork needs Private Google Access.
+      sdk_container_image: container image of the workers, with Feedline; see `Dockerfile`.
+      package: wheel or source archive of Feedline for the workers; by default, a wheel of the installed package.
+      setup_file: `setup.py` of a checkout of Feedline for the workers, instead of `package`.
       labels: labels of the jobs.
-      job_name: the jobs are called NAME-examine, NAME-write and NAME-verify.
-      vcpu_hour_price: what you pay for a vCPU hour of a worker, its memory and disk included, in any currency;
-        `--dry-run` then states a cost. 0 is no price.
-      beam_args: further arguments for Beam, as `--dataflow_kms_key=...`.
+      job_name: the jobs are named NAME-examine, NAME-write and NAME-verify.
+      vcpu_hour_price: price of a vCPU hour of a worker with its memory and disk, in any currency, from which
+        `--dry-run` estimates the cost; 0 for no estimate.
+      beam_args: further arguments of Beam, such as `--dataflow_kms_key=...`.
 
     Raises:
-      OptionError: a value is invalid; the message names it and what is allowed.
+      OptionError: a value is invalid; the message gives the value and the allowed values.
     """
 
     name: ClassVar[str] = "dataflow"
@@ -253,17 +253,17 @@ class Options(settings.Options):
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _match("project", self.project, _PROJECT, "the id of a project (not its number or title), as my-project-1")
-        outer, _, last = self.region.rpartition("-")
-        if len(last) == 1 and _REGION.fullmatch(outer):
-            raise OptionError(f"region is {self.region!r}, which is a zone; name its region, {outer}")
-        _match("region", self.region, _REGION, "a region, as us-central1")
+        _check("project", self.project, _PROJECT, "the id of a project (not its number or title), such as my-project-1")
+        region, _, zone_letter = self.region.rpartition("-")
+        if len(zone_letter) == 1 and _REGION.fullmatch(region):
+            raise OptionError(f"region is {self.region!r}, which is a zone; name its region, {region}")
+        _check("region", self.region, _REGION, "a region, such as us-central1")
         check_bucket_path("temp_location", self.temp_location)
         if self.staging_location:
             check_bucket_path("staging_location", self.staging_location)
-        _match("job_name", self.job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
+        _check("job_name", self.job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, the first a letter")
         for key, value in self.labels.items():
-            _match("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, as {team: vision}")
+            _check("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, such as {team: vision}")
         machine_cores(self.worker_machine_type)
         check_workers(self.autoscaling_algorithm, self.num_workers, self.max_num_workers, self.disk_size_gb)
         check_network(self.service_account_email, self.subnetwork, self.region, self.project)
@@ -272,32 +272,32 @@ class Options(settings.Options):
             check_argument(argument, settings.fields(Options))
 
     def _check_code(self) -> None:
-        """Raises `OptionError` for several sources of the code of the workers, or a missing file."""
-        names = [name for name in ("sdk_container_image", "package", "setup_file") if getattr(self, name)]
-        if len(names) > 1:
+        """Raises `OptionError` if the code of the workers has several sources, or if its file does not exist."""
+        sources = [name for name in ("sdk_container_image", "package", "setup_file") if getattr(self, name)]
+        if len(sources) > 1:
             raise OptionError(
-                f"{' and '.join(names)} exclude one another: the workers get the code in one way; give one"
+                f"{' and '.join(sources)} exclude one another: each of them provides the code of the workers; give one"
             )
         if self.setup_file and os.path.basename(self.setup_file) != "setup.py":
             raise OptionError(f"setup_file is {self.setup_file!r}; it must be the path of a setup.py")
         if self.package and not self.package.endswith((".whl", ".tar.gz")):
             raise OptionError(
-                f"package is {self.package!r}; it must be a wheel or a .tar.gz, as `pip wheel` makes them"
+                f"package is {self.package!r}; it must be a wheel or a .tar.gz; build a wheel with `pip wheel`"
             )
         for name, path in (("setup_file", self.setup_file), ("package", self.package)):
             if path and not os.path.isfile(path):
                 raise OptionError(f"{name} is {path!r}, which is not a file")
 
     def check(self, ingest: IngestOptions) -> None:
-        """Checks that the workers can reach what an ingest reads and writes.
+        """Checks that the workers can read the source and write the output of an ingest.
 
         Raises:
-          OptionError: source or output is on the machine of the command, or in a store without a client on the workers,
-            or the code cannot run in the image of the workers.
+          OptionError: the source or the output is on this machine, or in a store for which the workers have no client,
+            or the code cannot run in the container image of the workers.
         """
         check_reachable(ingest)
         self.check_stack()
-        # Workers with the default package do not have the extra `aws`.
+        # The default package is installed without the extra `aws`.
         if ingest.source.startswith("s3://") and not (self.sdk_container_image or self.package or self.setup_file):
             raise OptionError(
                 f"the source {ingest.source!r} is in S3, which workers cannot read with the default package; "
@@ -305,17 +305,17 @@ class Options(settings.Options):
             )
 
     def check_stack(self) -> None:
-        """Raises `OptionError` on the legacy stack without an image: each other way installs the same requirements."""
+        """Raises `OptionError` for the legacy stack without a container image: it conflicts with Beam's own image."""
         if stack.name() == stack.LEGACY and not self.sdk_container_image:
-            # Its `google.api_core` imports a module of protobuf that version 3 does not have.
+            # `google.api_core` in Beam's image imports a module that protobuf 3 does not have.
             raise OptionError(
                 f"sdk_container_image is not set; the legacy stack would put protobuf {metadata.version('protobuf')} "
-                "under the Google packages of Beam's image, which need 5 or later: build the image in the first lines "
-                "of Dockerfile, or use the current stack"
+                "into Beam's image, whose Google packages need 5 or later; build an image as in the first lines of "
+                "Dockerfile, or use the current stack"
             )
 
     def arguments(self, directory: str) -> list[str]:
-        """Returns the arguments of Beam for a job; the default source of the code is a wheel, packed in `directory`."""
+        """Returns the arguments of Beam for a job; without another source of the code, packs a wheel in `directory`."""
         values = {
             "runner": "DataflowRunner",
             "project": self.project,
@@ -336,14 +336,14 @@ class Options(settings.Options):
             values["extra_package"] = self.package or build_wheel(directory)
         switches = [] if self.use_public_ips else ["--no_use_public_ips"]
         labels = [f"--labels={key}={value}" for key, value in self.labels.items()]
-        # With its default pickler Beam would send all objects of `__main__`, some of which cannot be pickled.
+        # With its default pickler, Beam would pickle all objects of `__main__`, but some cannot be pickled.
         switches.append("--no_save_main_session")
-        switches.append("--experiments=disable_logging_submission_environment")  # which runs pip, which may be missing
+        switches.append("--experiments=disable_logging_submission_environment")  # the log would need pip
         return [f"--{key}={value}" for key, value in values.items() if value] + labels + switches + list(self.beam_args)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
-        """See `Engine`. It checks that there are credentials, and sends no request to the service."""
+        """See `Engine.open`. Checks that there are credentials, without a request to the service."""
         try:
             from beam_jobs.runners import dataflow_jobs
             from beam_jobs.storage.object_stores import gcs
@@ -355,7 +355,7 @@ class Options(settings.Options):
             yield dataflow_jobs.Pipelines(self.arguments(directory), self.job_name, self.pool)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:
-        """Estimates machines, time, vCPU hours and requests of some work, and the cost if a price is set."""
+        """Returns the estimated machines, time, vCPU hours, requests and, if a price is set, cost of an ingest."""
         return cost_estimate.estimate_dataflow_resources(work, self.pool, self.vcpu_hour_price)
 
     @property
@@ -371,12 +371,12 @@ class Options(settings.Options):
 
 
 def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
-    """Returns the arguments of Beam for the components of a pipeline, checked and completed as those of an ingest.
+    """Returns the arguments of Beam for the components of a pipeline, validated and completed like those of an ingest.
 
     Args:
-      arguments: `beam_args` of the pipeline; those of another runner are returned as they are.
-      image: container image of the workers, unless the arguments name one; empty for none. Workers need one, because
-        TFX would send them its own package without Feedline.
+      arguments: `beam_args` of the pipeline; arguments of another runner than Dataflow are returned unchanged.
+      image: default container image of the workers; empty for none. Workers need a container image, because TFX would
+        send them its own package without Feedline.
 
     Raises:
       OptionError: an argument is invalid or missing.
@@ -385,7 +385,7 @@ def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
     if runner.lower() not in ("--runner=dataflowrunner", "--runner=dataflow"):
         return list(arguments)
     values: dict[str, Any] = {"labels": {}}
-    others, option_fields = [], settings.fields(Options)
+    other_arguments, option_fields = [], settings.fields(Options)
     for text in arguments:
         name, _, value = text.removeprefix("--").partition("=")
         setting = _RESERVED_ARGUMENTS.get(name) or name
@@ -394,16 +394,16 @@ def component_arguments(arguments: Sequence[str], image: str) -> list[str]:
         elif setting == "labels":
             key, _, label = value.partition("=")
             values["labels"][key] = label
-        elif setting in option_fields and setting not in ("vcpu_hour_price", "package"):  # which Beam does not know
+        elif setting in option_fields and setting not in ("vcpu_hour_price", "package"):  # these are no options of Beam
             try:
                 values[setting] = yaml_text.parse_value(value, option_fields[setting].hint is str)
             except yaml.YAMLError as error:
-                raise OptionError(f"beam_args holds {text!r}, which is not a YAML value") from error
+                raise OptionError(f"beam_args contains {text!r}, which is not a YAML value") from error
         elif text != runner:
-            others.append(text)
+            other_arguments.append(text)
     if not values.get("setup_file"):
         values.setdefault("sdk_container_image", image)
-    options = settings.from_mapping(Options, {**values, "beam_args": others}, "beam_args")
+    options = settings.from_mapping(Options, {**values, "beam_args": other_arguments}, "beam_args")
     if not (options.sdk_container_image or options.setup_file):
         raise OptionError(
             "beam_args has no --sdk_container_image; workers of Dataflow run the components in an image with Feedline, "

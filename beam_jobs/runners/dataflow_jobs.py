@@ -1,7 +1,7 @@
-"""Jobs on Dataflow: checked before they are sent, with errors of one line, cancelled when the command ends.
+"""Jobs on Dataflow: checks each job before it is sent, cancels it, and reports errors as one line.
 
-The check covers the size of the graph and the code and paths that are pickled into it. It needs only the proto of the
-graph, not the service.
+The check covers the size of the job graph and the code and paths that are pickled into it. It reads only the proto of
+the graph and sends no request to the service.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from beam_jobs.stages.resume import UNITS_SUFFIX
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
 
-_PICKLED_ELEMENT = b"\xff\x80"  # prefix of Beam's coder for any object
+_PICKLED_ELEMENT = b"\xff\x80"  # prefix that Beam's coder writes before a pickled object
 MAX_BYTES = 10_000_000  # limit of the service for the graph of a job
 
 
@@ -44,24 +44,24 @@ def check_graph(proto: Any) -> None:
       proto: `beam_runner_api_pb2.Pipeline`.
 
     Raises:
-      FeedlineError: Dataflow would refuse the job, or its workers could not run it.
+      FeedlineError: Dataflow would reject the job, or its workers could not run it.
     """
-    count = proto.ByteSize()
-    if count > MAX_BYTES:
+    size = proto.ByteSize()
+    if size > MAX_BYTES:
         raise FeedlineError(
-            f"the graph of the job has {count / 1e6:.1f} MB, Dataflow takes {MAX_BYTES / 1e6:.0f}; it holds the "
-            "options and class names, so give fewer of them"
+            f"the graph of the job has {size / 1e6:.1f} MB, Dataflow allows {MAX_BYTES / 1e6:.0f}; it contains the "
+            "options and class names: reduce them"
         )
     for name, payload in pickled_functions(proto).items():
-        texts = set(pickled_words(payload))
-        if "__main__" in texts:
-            raise FeedlineError(f"{name} holds code of __main__, which no worker can import; move it into a module")
-        if path := next((text for text in texts if text.endswith(UNITS_SUFFIX) and not is_remote(text)), ""):
-            raise FeedlineError(f"{path} is on this machine, where no worker reads it; give an --out in a gs:// bucket")
+        words = set(pickled_words(payload))
+        if "__main__" in words:
+            raise FeedlineError(f"{name} contains code of __main__, which no worker can import; move it into a module")
+        if path := next((word for word in words if word.endswith(UNITS_SUFFIX) and not is_remote(word)), ""):
+            raise FeedlineError(f"{path} is on this machine, where no worker can read it; set --out to a gs:// path")
 
 
 def pickled_functions(proto: Any) -> dict[str, bytes]:
-    """Returns step -> pickled code, for the steps that have code."""
+    """Returns name of the step -> pickled `DoFn`, for the steps that have a `DoFn`."""
     functions = {}
     for transform in proto.components.transforms.values():
         if not transform.spec.urn.startswith("beam:transform:pardo:"):
@@ -73,23 +73,23 @@ def pickled_functions(proto: Any) -> dict[str, bytes]:
 
 
 def pickled_words(payload: bytes) -> Iterator[str]:
-    """Yields every text in pickled code and its elements, including names of modules. Nothing is executed."""
-    pending = [bz2.decompress(base64.b64decode(payload))]
-    while pending:
-        for _, argument, _ in pickletools.genops(pending.pop()):
+    """Yields every string in pickled code and in the objects pickled in it, such as module names. Executes no code."""
+    pickles = [bz2.decompress(base64.b64decode(payload))]
+    while pickles:
+        for _, argument, _ in pickletools.genops(pickles.pop()):
             if isinstance(argument, str):
                 yield argument
             elif isinstance(argument, bytes) and argument.startswith(_PICKLED_ELEMENT):
-                pending.append(argument[1:])
+                pickles.append(argument[1:])
 
 
-# HTTP status -> remedy; the messages of other answers are clear.
+# HTTP status -> remedy, for the errors whose message from the service has no remedy.
 _REMEDIES = {
     401: f"log in again with `{gcs.LOGIN}`",
     403: "enable the API with `gcloud services enable dataflow.googleapis.com`, and ask for the role Dataflow Admin",
-    404: "look at project and region",
-    409: "a job of that name runs already; wait for it, or set job_name",
-    429: "the project is at its limit of jobs or requests; wait, or ask for a larger quota",
+    404: "check project and region",
+    409: "a job with this name already runs; wait until it ends, or set job_name",
+    429: "the project has reached its limit of jobs or requests; wait, or request a larger quota",
 }
 
 
@@ -98,14 +98,14 @@ class Pipelines:
 
     Args:
       arguments: arguments of Beam for every job.
-      name: the jobs are called NAME-examine, NAME-write and NAME-verify.
-      pool: the workers; it says with how many a job begins, unless the arguments name a number.
+      name: the jobs are named NAME-examine, NAME-write and NAME-verify.
+      pool: the workers, from which the initial number of workers is computed unless the arguments have `num_workers`.
     """
 
     engine = "dataflow"
 
     def __init__(self, arguments: Sequence[str], name: str, pool: DataflowPool) -> None:
-        # The store of the source is used before there is a pipeline, and should get the same options.
+        # Beam reads the source before a pipeline exists, and must use the same options for it.
         FileSystems.set_options(PipelineOptions(list(arguments)))
         self._arguments = arguments
         self._name = name
@@ -115,18 +115,18 @@ class Pipelines:
     def __call__(self) -> beam.Pipeline:
         """Returns a new pipeline."""
         pipeline = _Pipeline(options=PipelineOptions(list(self._arguments)))
-        pipeline.name, pipeline.workers = self._name, self._pool.workers
+        pipeline.name, pipeline.count_workers = self._name, self._pool.workers
         return pipeline
 
     def attach(self, address: Mapping[str, Any]) -> _Job | None:
-        """Returns a job that an earlier command left running; None if it has ended or is unknown.
+        """Returns a job that an earlier command started; None if the job has ended or is unknown.
 
         Raises:
-          FeedlineError: the service refused, or gave no answer.
+          FeedlineError: the service rejected the request, or did not answer.
         """
         options = PipelineOptions(list(self._arguments))
-        cloud = options.view_as(GoogleCloudOptions)
-        cloud.project, cloud.region = str(address["project"]), str(address["region"])
+        cloud_options = options.view_as(GoogleCloudOptions)
+        cloud_options.project, cloud_options.region = str(address["project"]), str(address["region"])
         runner = DataflowRunner()
         try:
             runner.dataflow_client = apiclient.DataflowApplicationClient(options)
@@ -135,8 +135,8 @@ class Pipelines:
             refusal = stack.dataflow_refusal(error)
             if refusal and refusal[0] == HTTPStatus.NOT_FOUND:
                 return None
-            raise FeedlineError(f"Dataflow gives no answer about the job {address['id']}: {_message(error)}") from error
-        return None if result.is_in_terminal_state() else _Job(result, runner, cloud)
+            raise FeedlineError(f"Dataflow does not answer for the job {address['id']}: {_message(error)}") from error
+        return None if result.is_in_terminal_state() else _Job(result, runner, cloud_options)
 
 
 _JOB_NAMES = {"examining": "examine", "writing": "write", "verifying": "verify"}
@@ -146,27 +146,27 @@ class _Pipeline(StagePipeline):
     """A pipeline whose graph is checked before it is sent."""
 
     name: str
-    workers: Callable[[int], int]
+    count_workers: Callable[[int], int]
 
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
         self.configure()
-        # The check needs no real container image; with it, Beam would pack the code once more.
+        # Any container image suffices for the check; without one, Beam would pack the code once more.
         environment = DockerEnvironment.from_container_image("unused")
         check_graph(self.to_runner_api(default_environment=environment))
         with _explain_errors(), _without_logs():
             return _Job(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
 
     def configure(self) -> None:
-        """Names the job, and sets its workers at the start: the service would begin with one for a short list."""
-        suffix = f"-{_JOB_NAMES[self.stage]}" if self.stage else ""  # without: the job that runs the command itself
+        """Sets the name of the job and, unless the user set it, the initial number of workers for the units of work."""
+        suffix = f"-{_JOB_NAMES[self.stage]}" if self.stage else ""  # no stage: the job that runs the complete command
         self.options.view_as(GoogleCloudOptions).job_name = f"{self.name}{suffix}"
         options = self.options.view_as(WorkerOptions)
         if self.units and not options.num_workers:
-            options.num_workers = self.workers(self.units)
+            options.num_workers = self.count_workers(self.units)
 
 
 class _Job:
-    """A job of the service."""
+    """A job on the service; see `beam_job.ServiceJob`."""
 
     def __init__(self, result: Any, runner: DataflowRunner, options: GoogleCloudOptions) -> None:
         self._result = result
@@ -175,14 +175,14 @@ class _Job:
 
     @property
     def address(self) -> dict[str, str]:
-        """What `Pipelines.attach` finds the job by."""
+        """Project, region and id of the job, for `Pipelines.attach`."""
         options = self._options
-        place = {"project": str(options.project), "region": str(options.region)}
-        return {"engine": Pipelines.engine, **place, "id": str(self._result.job_id())}
+        location = {"project": str(options.project), "region": str(options.region)}
+        return {"engine": Pipelines.engine, **location, "id": str(self._result.job_id())}
 
     @property
     def text(self) -> str:
-        """The job in a message."""
+        """Description of the job in messages."""
         return f"the job on Dataflow at {self._url()}"
 
     def wait_until_finish(self) -> Any:
@@ -190,24 +190,24 @@ class _Job:
 
         Raises:
           FeedlineError: the job failed.
-          NoAnswer: the service gave no answer for ten minutes, the limit of Beam's client.
+          NoAnswer: the service did not answer for ten minutes, the limit of Beam's client.
         """
-        # Beam's own `wait_until_finish` loses the error of its polling thread, and treats it as the end of the job.
+        # `wait_until_finish` of Beam ignores an error of its polling thread, and treats it as the end of the job.
         try:
             while not self._result.is_in_terminal_state():
                 self._runner.poll_for_job_completion(self._runner, self._result, None)
         except Exception as error:
-            raise NoAnswer(f"Dataflow gives no answer about the job at {self._url()}: {_message(error)}") from error
+            raise NoAnswer(f"Dataflow does not answer for the job at {self._url()}: {_message(error)}") from error
         with _explain_errors(self._url()):
             return self._result.wait_until_finish()
 
     def cancel(self) -> None:
-        """Cancels the job, unless it has ended: it would continue and be paid for."""
+        """Cancels the job unless it has ended; otherwise the job would continue at a cost."""
         if not self._result.is_in_terminal_state():
             self._result.cancel()
 
     def metrics(self) -> Any:
-        """Returns the metrics of the job as an object of Beam."""
+        """Returns the metrics of the job as Beam's `MetricResults`."""
         return self._result.metrics()
 
     def _url(self) -> str:
@@ -217,7 +217,7 @@ class _Job:
 
 @contextlib.contextmanager
 def _explain_errors(url: str = "") -> Iterator[None]:
-    """Raises errors of the service, and with a URL of a job all errors, as `FeedlineError` with one line."""
+    """Converts errors of the service to `FeedlineError` with one line; with the URL of a job, converts all errors."""
     try:
         yield
     except FeedlineError:
@@ -235,7 +235,7 @@ def _explain_errors(url: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """Suppresses the logs of Beam about a job that Dataflow refuses, and about building the wheel of the package."""
+    """Suppresses the logs of Beam about a rejected job and about building the wheel of the package."""
     logger = logging.getLogger("apache_beam.runners")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -245,15 +245,15 @@ def _without_logs() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# The line of an exception in a traceback. Below it, the service writes which of its files the message passed through.
+# The line of an exception in a traceback. The service appends lines about its own source files.
 _EXCEPTION = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:: .+|Error)$", re.MULTILINE)
 
 
 def _message(error: Exception) -> str:
-    """Returns the message of the service; of a traceback of a worker its last exception, else the last line."""
+    """Returns the message of the service, or the last exception of a worker's traceback, or else the last line."""
     if refusal := stack.dataflow_refusal(error):
         status, reason = refusal
         return f"{' '.join(reason.split()) or 'no reason given'} ({status})"
     exceptions = _EXCEPTION.findall(str(error))
     line = last_line(Exception(exceptions[-1]) if exceptions else error)
-    return "no reason given" if line == "None" else line.rstrip(".,")
+    return "no reason given" if line == "None" else line.rstrip(".,")  # Beam formats a missing message as `None`

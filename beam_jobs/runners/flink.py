@@ -1,6 +1,6 @@
-"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or an existing cluster.
+"""Runs Beam on Apache Flink: on a mini cluster in one JVM of this machine, or on an existing cluster.
 
-The version and the slots of a cluster are checked before a job is sent to it.
+The version and the number of slots of a cluster are checked before a job is sent to it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TIMEOUT_S = 15.0
 
 @plain_dataclass(frozen=True, kw_only=True)
 class ClusterOverview:
-    """Version and size of a cluster.
+    """Version and size of a Flink cluster.
 
     Attributes:
       version: version of Flink, such as `1.19.3`.
@@ -51,43 +51,43 @@ class ClusterOverview:
 
     @property
     def minor(self) -> str:
-        """The minor version as in `flink_version`, such as `1.19`."""
+        """The minor version, such as `1.19`; has the format of `Options.flink_version`."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def slots_per_task_manager(self) -> int:
-        """The largest number of slots of a task manager, if they differ by one at most."""
+        """The largest number of slots of a task manager, assuming that the numbers differ by at most one."""
         return -(-self.slots // max(1, self.task_managers))
 
-    def has_room(self, parallelism: int) -> bool:
-        """Returns whether the cluster has a slot per unit of work, at least one slot."""
+    def has_slots(self, parallelism: int) -> bool:
+        """Returns whether the cluster has at least `parallelism` slots, and at least one."""
         return self.slots >= max(1, parallelism)
 
 
 def fitting_cluster(master: str, version: str, parallelism: int) -> ClusterOverview:
-    """Returns version and size of a cluster on which the jobs can run.
+    """Returns version and size of a cluster after checking that the jobs can run on it.
 
     Args:
       master: see `cluster_overview`.
       version: required minor version of Flink, such as `1.19`.
-      parallelism: requested number of concurrent units of work; 0 takes every slot.
+      parallelism: required number of slots, one for each unit of work that is processed in parallel; 0 for any number.
 
     Raises:
-      OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
+      OptionError: the cluster does not answer, has another version, or has fewer slots than required.
     """
     try:
         overview = cluster_overview(master)
     except ConnectionError as error:
         raise OptionError(
             f"flink_master is {master}, which does not answer as the REST endpoint of a Flink cluster "
-            f"({error}); start the cluster, correct the address, or leave it out for a mini cluster on this machine"
+            f"({error}); start the cluster, correct the address, or omit it for a mini cluster on this machine"
         ) from error
     if overview.minor != version:
         raise OptionError(
             f"the cluster at {master} runs Flink {overview.version}, flink_version is {version}; "
             f"set --runner-option flink_version={overview.minor}, if Beam supports that version"
         )
-    if not overview.has_room(parallelism):
+    if not overview.has_slots(parallelism):
         raise OptionError(
             f"the cluster at {master} has {overview.slots} slots, parallelism is {parallelism}; "
             "start more task managers, or lower --runner-option parallelism"
@@ -96,19 +96,19 @@ def fitting_cluster(master: str, version: str, parallelism: int) -> ClusterOverv
 
 
 def cluster_overview(master: str, timeout_s: float = _TIMEOUT_S) -> ClusterOverview:
-    """Requests version and size of a cluster.
+    """Returns version and size of a cluster, which are requested from it.
 
     Args:
       master: `host:port` of its REST endpoint, optionally with `http://` or `https://`.
-      timeout_s: time to wait for an answer, in seconds.
+      timeout_s: maximum time without an answer, in seconds.
 
     Raises:
-      ConnectionError: the endpoint does not answer like a Flink cluster; the message is the reason, one line.
+      ConnectionError: the endpoint does not answer like a Flink cluster; the message is the reason as one line.
     """
     try:
         url = f"{cluster_url(master).rstrip('/')}/overview"
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - http or https: `cluster_url`
-            overview = json.load(answer)
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - http or https: `cluster_url`
+            overview = json.load(response)
         return ClusterOverview(
             version=str(overview["flink-version"]),
             slots=int(overview["slots-total"]),
@@ -125,13 +125,13 @@ def cluster_url(master: str) -> str:
 
 def _connection_problem(error: Exception) -> str:
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-        return "it speaks no HTTP"  # the text of the error quotes the received bytes
+        return "the answer is not HTTP"  # the message of the exception contains the received bytes
     return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
 
 
 LOCAL = "[local]"
-VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # for which Beam publishes a job server
-WORKER = "feedline-worker"  # the program of `beam_jobs.runners.flink_worker`
+VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # versions for which Beam publishes a job server
+WORKER = "feedline-worker"  # command whose code is `beam_jobs.runners.flink_worker`
 
 _SIZE = re.compile(r"[1-9]\d*[mg]")
 _ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")
@@ -139,7 +139,7 @@ _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
 
 def worker_path() -> str:
-    """Returns the path of the worker program: in this environment, or the first on `PATH`; the former if missing."""
+    """Returns the path of the worker program in this environment, or on `PATH`; by default in this environment."""
     directory = os.path.join(sys.prefix, "bin")
     return shutil.which(WORKER, path=directory) or shutil.which(WORKER) or os.path.join(directory, WORKER)
 
@@ -150,21 +150,21 @@ class Options(settings.Options):
 
     Attributes:
       flink_master: `[local]` for a mini cluster in one JVM of this machine, or `host:port` of the REST endpoint of a
-        cluster, which may have `http://` or `https://` before it.
-      flink_version: of the cluster; decides which job server is fetched.
-      parallelism: units of work at a time; 0 takes every slot of the cluster, or every core of this machine.
-      job_server_jar: path or URL of Beam's Flink job server; empty fetches the one of this Beam and `flink_version`.
-      worker_command: program on the task managers that starts a worker; empty takes the `feedline-worker` of this
-        environment, or else of `PATH`, so that task managers need it at the same path.
-      worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
-        `worker_command`, for task managers that are containers of their own.
-      workers: worker processes a task manager, each with one decoder; 0 starts up to one for each of its slots.
-      retries: how often a job that Flink gave up is sent again; what it had finished is not done again.
-      java_memory: largest heap of the JVM started here: the job server, and the mini cluster in it.
-      log_dir: directory for the logs of this run, kept; empty takes a temporary one that stays when a job failed.
+        cluster, optionally with `http://` or `https://`.
+      flink_version: minor version of the cluster, for which the job server is downloaded.
+      parallelism: batches of images, or shards, processed at a time; 0 uses every slot, or every core of this machine.
+      job_server_jar: path or URL of Beam's Flink job server; empty downloads that for this Beam and `flink_version`.
+      worker_command: program that starts a worker, by its path on every task manager; empty uses the path of
+        `feedline-worker` in this environment, or else on `PATH`.
+      worker_pool: `host:port` of a worker pool, an address that the task managers can reach; instead of
+        `worker_command`, for task managers in containers without Feedline.
+      workers: worker processes per task manager, each with one decoder process; 0 starts up to one per slot.
+      retries: number of times that a failed job is submitted again; its finished work is not repeated.
+      java_memory: maximum heap of the JVM on this machine, which runs the job server and any mini cluster.
+      log_dir: directory for the logs; empty uses a temporary directory, which remains only if a job failed.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     name: ClassVar[str] = "flink"
@@ -189,7 +189,7 @@ class Options(settings.Options):
         if self.worker_pool and not _HOST_PORT.fullmatch(self.worker_pool):
             raise OptionError(f"worker_pool is {self.worker_pool!r}; it must be host:port")
         if self.worker_pool and self.worker_command:
-            raise OptionError("worker_pool and worker_command are both given; workers are started by one of them")
+            raise OptionError("worker_pool and worker_command are both set; set only one of them")
 
     @property
     def is_local(self) -> bool:
@@ -197,7 +197,7 @@ class Options(settings.Options):
         return self.flink_master == LOCAL
 
     def cluster(self) -> ClusterOverview:
-        """Returns version and size of the cluster; from an existing cluster they are requested.
+        """Returns version and size of the cluster; requests them from an existing cluster.
 
         Raises:
           OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
@@ -208,7 +208,7 @@ class Options(settings.Options):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
-        """See `Engine`."""
+        """See `Engine.open`."""
         from beam_jobs.runners import flink_job_server, flink_jobs
         from beam_jobs.runners.flink_child import Leftovers
 
@@ -217,24 +217,24 @@ class Options(settings.Options):
         java = flink_job_server.find_java()
         jar = flink_job_server.find_jar(self.flink_version, self.job_server_jar)
         command = flink_job_server.server_command(java, jar, self.flink_master, self.java_memory)
-        job = f"feedline-{uuid.uuid4().hex[:12]}"
+        job_name = f"feedline-{uuid.uuid4().hex[:12]}"
         url = "" if self.is_local else cluster_url(self.flink_master)
         with flink_job_server.log_files(self.log_dir) as log_dir:
-            leftovers = Leftovers(url, job, "" if self.log_dir else log_dir)
+            leftovers = Leftovers(url, job_name, "" if self.log_dir else log_dir)
             with flink_job_server.running_server(command, log_dir, leftovers) as endpoint:
                 arguments = [*self.beam_arguments(worker, cluster), f"--job_endpoint={endpoint}"]
                 workers = cluster.task_managers * (self.workers or cluster.slots_per_task_manager)
                 processes = min(workers, self.parallelism or cluster.slots)
-                yield flink_jobs.Pipelines(arguments, processes, self.retries, job, url)
+                yield flink_jobs.Pipelines(arguments, processes, self.retries, job_name, url)
 
     def check(self, ingest: IngestOptions) -> None:
-        """Checks the requirements of `open`, without starting or fetching a program.
+        """Checks the requirements of `open`, without starting or downloading a program.
 
         Args:
           ingest: unused; Flink runs every ingest.
 
         Raises:
-          OptionError: worker, cluster, Java or job server are missing or do not fit.
+          OptionError: the worker, the cluster, Java or the job server is missing or unsuitable.
         """
         from beam_jobs.runners import flink_job_server
 
@@ -244,21 +244,21 @@ class Options(settings.Options):
         flink_job_server.check_jar(self.flink_version, self.job_server_jar)
 
     def estimate_resources(self, work: Work) -> ResourceEstimate:
-        """Estimates the resources of some work: the time on the available slots.
+        """Returns the estimated time of an ingest on the slots of the cluster.
 
         Raises:
-          OptionError: the cluster does not answer, or does not fit.
+          OptionError: as for `cluster`.
         """
         slots = self.parallelism or self.cluster().slots
         return cost_estimate.estimate_core_resources(work, slots, cost_estimate.FLINK_START_SECONDS)
 
     def _find_worker(self) -> str:
         if self.worker_pool:
-            return ""
+            return ""  # the pool starts the workers
         command = self.worker_command or worker_path()
         if self.is_local and not os.access(command, os.X_OK):
             raise OptionError(
-                f"the worker {command} does not exist or is no program; install feedline again, or set "
+                f"the worker {command} does not exist or is not executable; install feedline again, or set "
                 "--runner-option worker_command=PATH"
             )
         return command
@@ -268,7 +268,7 @@ class Options(settings.Options):
 
         Args:
           worker: path of the program that starts a worker; unused with a worker pool.
-          cluster: where the jobs run.
+          cluster: cluster on which the jobs run.
         """
         environment = (
             ("--environment_type=EXTERNAL", f"--environment_config={self.worker_pool}")

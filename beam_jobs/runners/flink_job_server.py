@@ -1,7 +1,7 @@
-"""Beam's Flink job server: a JVM on this machine that runs pipelines on a mini cluster or sends them to a cluster.
+"""Beam's Flink job server: a JVM on this machine that runs pipelines on a mini cluster or submits them to a cluster.
 
-This module finds Java, fetches the jar of the server once into the cache of the user and verifies its checksum, and
-writes the logs of a run to files, not to the terminal.
+This module finds Java, downloads the jar of the server once into the cache of the user and verifies its checksum, and
+writes the logs of a run to files instead of the terminal.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ SERVER_LOG = "flink.log"  # logs of the job server, the mini cluster and its wor
 
 @contextlib.contextmanager
 def log_files(directory: str = "") -> Iterator[str]:
-    """Writes the logs of this process into a directory while the block runs, and yields the directory.
+    """Writes the logs of this process to a directory while the block runs, and yields the path of the directory.
 
     Args:
-      directory: directory of the user; empty creates a temporary one, which remains if a job fails.
+      directory: directory set by the user; empty creates a temporary directory, which remains if a job fails.
 
     Raises:
       OptionError: the directory cannot be written.
-      FeedlineError: the error of the block; the error of a failed job gets the path of its log.
+      FeedlineError: error of the block; the path of the log is appended to the message of a failed job.
     """
     log_dir = _make_log_dir(directory)
-    keep = bool(directory)
+    is_kept = bool(directory)
     try:
         with _logging_into(os.path.join(log_dir, LAUNCHER_LOG)):
             yield log_dir
     except FeedlineError as error:
-        if type(error) is FeedlineError:  # of a job; errors of options or data are not in the log
+        if type(error) is FeedlineError:  # only errors of a job: its subclasses are not in the log
             error.args = (f"{error}; the log of Flink is {os.path.join(log_dir, SERVER_LOG)}",)
-            keep = True
+            is_kept = True
         raise
     finally:
-        if not keep:
+        if not is_kept:
             shutil.rmtree(log_dir, ignore_errors=True)
 
 
@@ -71,32 +71,32 @@ def _make_log_dir(directory: str) -> str:
             return os.path.abspath(directory)
     except OSError as error:
         raise OptionError(
-            f"log_dir is {directory!r}, which cannot be written: {error.strerror}; name another"
+            f"log_dir is {directory!r}, which cannot be written: {error.strerror}; name another directory"
         ) from error
 
 
 @contextlib.contextmanager
 def _logging_into(path: str) -> Iterator[None]:
-    # Beam's runner logs complete Java stack traces with the root logger.
+    # Beam's runner writes complete Java stack traces to the root logger, which must not reach the terminal.
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.handlers = [handler]
     root.setLevel(logging.INFO)
-    hook, threading.excepthook = threading.excepthook, _log_thread
+    original_hook, threading.excepthook = threading.excepthook, _log_thread_error
     try:
         yield
     finally:
-        threading.excepthook = hook
+        threading.excepthook = original_hook
         root.handlers = handlers
         root.setLevel(level)
         handler.close()
 
 
-def _log_thread(ended: threading.ExceptHookArgs) -> None:
+def _log_thread_error(error: threading.ExceptHookArgs) -> None:
     # Threads of Beam that listen to the job server lose their connection when it ends.
-    logging.getLogger(__name__).warning("a thread ended with %s: %s", ended.exc_type.__name__, ended.exc_value)
+    logging.getLogger(__name__).warning("a thread ended with %s: %s", error.exc_type.__name__, error.exc_value)
 
 
 OLDEST_JAVA = 11
@@ -121,7 +121,7 @@ def find_java() -> str:
     output = _version_output(path)
     if (version := _JAVA_VERSION.search(output)) is None:
         raise OptionError(f"{path} prints no Java version ({output[:80]!r}); {_JAVA_REMEDY}")
-    major = int(version[2] or 0) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
+    major = int(version[2] or 0) if version[1] == "1" else int(version[1])  # Java 8 prints its version as 1.8
     if major < OLDEST_JAVA:
         raise OptionError(f"{path} is Java {major}, which is too old for Flink; {_JAVA_REMEDY}")
     return path
@@ -138,33 +138,33 @@ def _version_output(path: str) -> str:
 
 
 _CHECKSUMS = ("sha512", "sha256", "sha1")  # suffixes of checksum files in Maven repositories, the strongest first
-_FETCH_TIMEOUT_S = 60.0  # without a byte
+_FETCH_TIMEOUT_S = 60.0  # maximum time without a received byte
 _BLOCK_BYTES = 1 << 20
-_OFFLINE = "name one that you have with --runner-option job_server_jar=PATH"
+_JAR_REMEDY = "give a downloaded job server with --runner-option job_server_jar=PATH"
 
 
 def find_jar(flink_version: str, jar: str = "", cache: str = "") -> str:
-    """Returns the path of the job server's jar, and fetches it if it is missing.
+    """Returns the path of the job server's jar, and downloads the jar if it is missing.
 
     Args:
       flink_version: minor version of Flink, such as `1.19`.
-      jar: path or URL of the jar; empty takes the one published for this Beam.
-      cache: directory of fetched jars; empty takes `feedline/jars` in the user's cache directory.
+      jar: path or URL of the jar; empty uses the jar that is published for the installed version of Beam.
+      cache: directory of downloaded jars; empty uses `feedline/jars` in the user's cache directory.
 
     Raises:
-      OptionError: the file does not exist, or cannot be fetched completely.
+      OptionError: the file does not exist, or cannot be downloaded completely.
     """
     url, path = _locate_jar(flink_version, jar, cache)
     if url and not _is_intact(path):
-        _fetch(url, path)
+        _download(url, path)
     return path
 
 
 def check_jar(flink_version: str, jar: str = "", cache: str = "") -> None:
-    """Checks that `find_jar` can find the jar, and fetches at most its checksum. The arguments are the same.
+    """Checks that `find_jar`, with the same arguments, can find the jar; downloads at most its checksum.
 
     Raises:
-      OptionError: the file does not exist, or cannot be fetched.
+      OptionError: the file does not exist, or cannot be downloaded.
     """
     url, path = _locate_jar(flink_version, jar, cache)
     if url and not _is_intact(path):
@@ -176,7 +176,7 @@ def _locate_jar(flink_version: str, jar: str, cache: str) -> tuple[str, str]:
     if jar and not http_fetch.is_url(jar):
         path = os.path.abspath(os.path.expanduser(jar))
         if not os.path.isfile(path):
-            raise OptionError(f"job_server_jar is {jar!r}, which is not a file; name the jar itself, or leave it out")
+            raise OptionError(f"job_server_jar is {jar!r}, which is not a file; give the path of a jar, or omit it")
         return "", path
     url = jar or published_jar(flink_version)
     return url, os.path.join(cache or _jar_cache(), os.path.basename(url))
@@ -196,7 +196,7 @@ def _jar_cache() -> str:
 
 
 def _is_intact(path: str) -> bool:
-    """Returns whether a fetched file has the checksum in the file beside it."""
+    """Returns whether a downloaded file has the checksum that is stored beside it in `PATH.sha512`."""
     try:
         with open(f"{path}.sha512", encoding="ascii") as checksum, open(path, "rb") as stream:
             digest = hashlib.sha512()
@@ -207,34 +207,34 @@ def _is_intact(path: str) -> bool:
         return False
 
 
-def _fetch(url: str, path: str) -> None:
+def _download(url: str, path: str) -> None:
     algorithm, expected = _checksum(url)
     digest, sha512 = hashlib.new(algorithm), hashlib.sha512()
     try:
         with storage.atomic_writer(path, durable=False) as stream:
-            with _open_url(url) as answer:
-                while block := answer.read(_BLOCK_BYTES):
+            with _open_url(url) as response:
+                while block := response.read(_BLOCK_BYTES):
                     digest.update(block)
                     sha512.update(block)
                     stream.write(block)
             if (actual := digest.hexdigest()) != expected:
-                raise OptionError(f"{url} came with the {algorithm} {actual}, its publisher says {expected}; try again")
+                raise OptionError(f"{url} has the {algorithm} {actual}, the published one is {expected}; try again")
             storage.write_bytes(f"{path}.sha512", sha512.hexdigest().encode(), durable=False)
     except (OSError, http.client.HTTPException) as error:
         raise _fetch_error(url, error) from error
 
 
 def _checksum(url: str) -> tuple[str, str]:
-    """Returns the algorithm and the value of the strongest checksum that is published with a file."""
+    """Returns the algorithm and the hexadecimal value of the strongest checksum that is published beside a file."""
     for algorithm in _CHECKSUMS:
         if words := _fetch_text(f"{url}.{algorithm}").split():
             return algorithm, words[0].lower()
     if not _url_exists(url):
         raise OptionError(
-            f"there is no job server at {url} (404); correct flink_version or job_server_jar, or {_OFFLINE}"
+            f"there is no job server at {url} (404); correct flink_version or job_server_jar, or {_JAR_REMEDY}"
         )
     raise OptionError(
-        f"no checksum of {url} is published ({', '.join(_CHECKSUMS)}), so the file is not trusted; {_OFFLINE}"
+        f"no checksum of {url} is published ({', '.join(_CHECKSUMS)}), so the file is not trusted; {_JAR_REMEDY}"
     )
 
 
@@ -249,10 +249,10 @@ def _url_exists(url: str) -> bool:
 
 
 def _fetch_text(url: str) -> str:
-    """Returns the first 4096 characters of a text file; empty when it does not exist."""
+    """Returns the first 4096 characters of a text file; empty if the file does not exist."""
     try:
-        with _open_url(url) as answer:
-            return answer.read(4096).decode("ascii", "replace")
+        with _open_url(url) as response:
+            return response.read(4096).decode("ascii", "replace")
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == 404:
             return ""
@@ -260,19 +260,19 @@ def _fetch_text(url: str) -> str:
 
 
 def _open_url(url: str | urllib.request.Request) -> BinaryIO:
-    answer: BinaryIO = urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S)  # noqa: S310 - http(s): `http_fetch.is_url`
-    return answer
+    reply: BinaryIO = urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S)  # noqa: S310 - http(s): `http_fetch.is_url`
+    return reply
 
 
 def _fetch_error(url: str, error: Exception) -> OptionError:
-    return OptionError(f"the job server {url} cannot be fetched: {error}; connect to the internet, or {_OFFLINE}")
+    return OptionError(f"the job server {url} cannot be fetched: {error}; connect to the internet, or {_JAR_REMEDY}")
 
 
 _START_S = 120.0
 _STOP_S = 20.0
 _POLL_S = 0.2
 _NO_LEFTOVERS = Leftovers()
-# Flink uses reflection in these packages, which Java 17 refuses by default; a subset of the options of its scripts.
+# Flink uses reflection in these packages, which Java 17 forbids by default; Flink's own scripts set more options.
 _PACKAGES = ("lang", "lang.reflect", "io", "net", "nio", "text", "time", "util", "util.concurrent")
 JAVA_OPENS = (
     "--add-exports=java.base/sun.net.util=ALL-UNNAMED",
@@ -282,17 +282,17 @@ JAVA_OPENS = (
 )
 # The mini cluster listens only on the loopback interface.
 _BIND_SETTINGS = ("jobmanager.bind-host", "taskmanager.bind-host", "rest.bind-address")
-_NOISE = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more|Usage: | {2,}|--)|\s*$")
+_IGNORED_LINE = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more|Usage: | {2,}|--)|\s*$")
 
 
 def server_command(java: str, jar: str, master: str, memory: str) -> list[str]:
-    """Returns the command that starts the server; `running_server` adds its ports and directories.
+    """Returns the command that starts the server, to which `running_server` appends ports and directories.
 
     Args:
       java: path of `java`.
       jar: path of the job server's jar.
       master: `[local]` or the address of the cluster.
-      memory: largest heap, such as `1g`.
+      memory: maximum heap size, such as `1g`.
     """
     log_dates = "-Dorg.slf4j.simpleLogger.showDateTime=true"
     return [java, f"-Xmx{memory}", log_dates, *JAVA_OPENS, "-jar", jar, "--flink-master", master]
@@ -300,18 +300,18 @@ def server_command(java: str, jar: str, master: str, memory: str) -> list[str]:
 
 @contextlib.contextmanager
 def running_server(command: Sequence[str], log_dir: str, leftovers: Leftovers = _NO_LEFTOVERS) -> Iterator[str]:
-    """Runs a job server during the block; the server and its child processes end with the block or this process.
+    """Runs a job server during the block; the server and its child processes end with the block or with this process.
 
     Args:
-      command: command of `server_command`.
-      log_dir: directory of its log and its temporary files.
-      leftovers: jobs and files to clear when this process is killed.
+      command: result of `server_command`.
+      log_dir: directory for the log and the temporary files of the server.
+      leftovers: jobs and files to remove if this process is killed.
 
     Yields:
-      `host:port` that takes jobs.
+      `host:port` to which jobs are submitted.
 
     Raises:
-      FeedlineError: the server ended, or did not listen within two minutes.
+      FeedlineError: the server ended, or accepted no connection within two minutes.
     """
     from apache_beam.utils.subprocess_server import pick_port
 
@@ -322,7 +322,7 @@ def running_server(command: Sequence[str], log_dir: str, leftovers: Leftovers = 
     with open(log, "ab") as stream:
         server = _start_server([*command, *ports, *files], leftovers, stream)
         try:
-            _await(server, port, log)
+            _wait_until_ready(server, port, log)
             yield f"localhost:{port}"
         finally:
             _stop(server)
@@ -330,13 +330,13 @@ def running_server(command: Sequence[str], log_dir: str, leftovers: Leftovers = 
 
 def _start_server(command: Sequence[str], leftovers: Leftovers, log: IO[bytes]) -> subprocess.Popen[bytes]:
     # In a new session, so that Ctrl-C reaches only this process, which cancels the job before it ends the server.
-    return subprocess.Popen(  # noqa: S603 - the Java and the jar of the user
+    return subprocess.Popen(  # noqa: S603 - Java and jar of the user
         [sys.executable, "-I", flink_child.__file__, str(os.getpid()), *leftovers, *command],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=child_python.environment(),  # of its workers
+        env=child_python.environment(),  # for the workers of the mini cluster
     )
 
 
@@ -350,7 +350,7 @@ def _write_settings(log_dir: str) -> str:
     return directory
 
 
-def _await(server: subprocess.Popen[bytes], port: int, log: str) -> None:
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: str) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -358,25 +358,25 @@ def _await(server: subprocess.Popen[bytes], port: int, log: str) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=_POLL_S):
             return
         time.sleep(_POLL_S)
-    raise FeedlineError(f"the job server of Flink took no job for {_START_S:.0f} s: {_last_message(log)}")
+    raise FeedlineError(f"the job server of Flink did not start in {_START_S:.0f} s: {_last_message(log)}")
 
 
 def _last_message(log: str) -> str:
-    """Returns the last line of a Java log that is no frame of a stack trace and no line of help."""
+    """Returns the last line of a Java log that belongs neither to a stack trace nor to a help text."""
     with open(log, encoding="utf-8", errors="replace") as stream:
-        lines = [line.strip() for line in stream if not _NOISE.match(line)]
-    return lines[-1][:300] if lines else "it wrote nothing"
+        lines = [line.strip() for line in stream if not _IGNORED_LINE.match(line)]
+    return lines[-1][:300] if lines else "its log is empty"
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
     """Ends the server and its child processes, including the workers."""
     try:
-        _signal(server, signal.SIGTERM)
-    finally:  # Ctrl-C may interrupt the wait
-        _signal(server, signal.SIGKILL)
+        _signal_and_wait(server, signal.SIGTERM)
+    finally:  # Ctrl-C may interrupt the first call
+        _signal_and_wait(server, signal.SIGKILL)
 
 
-def _signal(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_and_wait(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, number)
     with contextlib.suppress(subprocess.TimeoutExpired):

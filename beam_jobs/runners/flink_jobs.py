@@ -1,7 +1,7 @@
-"""Jobs on Flink that survive the loss of a task manager.
+"""Jobs on Flink, which are submitted again after the loss of a task manager.
 
-Flink runs the batch jobs of Beam without a restart strategy, independent of the options of Beam. So this module sends a
-failed job again. It continues after its finished units of work, whose results are in files.
+Flink runs the batch jobs of Beam without a restart strategy, whatever options Beam gets. Therefore, this module submits
+a failed job again. The new attempt skips the finished units of work, whose results are in files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.runners import flink_child
 from beam_jobs.runners.beam_job import NoAnswer
 
-_STATE = re.compile(r"Pipeline \S+ failed in state \w+: ")
+_STATE_PREFIX = re.compile(r"Pipeline \S+ failed in state \w+: ")
 _POLL_S = 1.0
 _LOGGER = logging.getLogger(__name__)
 
 
 class Pipelines:
-    """Creates pipelines that send their job again when it fails on Flink; see `beam_job.ServicePipelines`.
+    """Creates pipelines that submit their job again if it fails on Flink; see `beam_job.ServicePipelines`.
 
     Args:
       arguments: arguments of Beam's Flink runner.
       processes: number of worker processes.
-      retries: largest number of further attempts of a job.
-      name: name of the jobs, unique to a run; they are found and cancelled by it.
+      retries: maximum number of further attempts of a job.
+      name: name of all jobs of the run, which no other run uses; it serves to find and to cancel the jobs.
       url: URL of the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
     """
 
@@ -51,28 +51,28 @@ class Pipelines:
         """Returns a new pipeline."""
         return _Pipeline(PipelineOptions(self._arguments), self._retries, self._cluster)
 
-    def attach(self, address: Mapping[str, Any]) -> _LeftJob | None:
-        """Returns a job that an earlier command left running; None if it has ended or is unknown.
+    def attach(self, address: Mapping[str, Any]) -> _EarlierJob | None:
+        """Returns a job that an earlier command started; None if the job has ended or is unknown.
 
         Raises:
-          OptionError: it runs on another cluster.
-          FeedlineError: the cluster gave no answer.
+          OptionError: the job runs on another cluster.
+          FeedlineError: the cluster did not answer.
         """
         url = self._cluster.url if self._cluster else ""
         if address["url"] != url:
-            raise OptionError(f"a job of an earlier command may still run at {address['url']}; set flink_master to it")
-        job = _LeftJob(Cluster(url, str(address["name"])))
+            raise OptionError(f"a job of an earlier command may still run; set flink_master to {address['url']}")
+        job = _EarlierJob(Cluster(url, str(address["name"])))
         try:
-            return job if job.cluster.running() else None
+            return job if job.cluster.has_running_job() else None
         except flink_child.NO_ANSWER as error:
-            raise FeedlineError(f"the Flink cluster at {url} gives no answer: {error}") from error
+            raise FeedlineError(f"the Flink cluster at {url} does not answer: {error}") from error
 
 
 class Cluster(NamedTuple):
-    """The jobs of a run on a cluster.
+    """The jobs of a run on a Flink cluster.
 
     Attributes:
-      url: URL of the REST endpoint.
+      url: URL of the REST endpoint of the cluster.
       name: name of the jobs.
     """
 
@@ -81,48 +81,46 @@ class Cluster(NamedTuple):
 
     @property
     def address(self) -> dict[str, str]:
-        """What `Pipelines.attach` finds the job by."""
+        """URL of the cluster and name of the jobs, for `Pipelines.attach`."""
         return {"engine": Pipelines.engine, "url": self.url, "name": self.name}
 
     @property
     def text(self) -> str:
-        """The job in a message."""
+        """Description of the job in messages."""
         return f"the job {self.name} on the Flink cluster at {self.url}"
 
-    def running(self) -> bool:
-        """Returns whether a job runs; raises `flink_child.NO_ANSWER`."""
+    def has_running_job(self) -> bool:
+        """Returns whether a job runs: its end time is -1. Raises the exceptions of `flink_child.NO_ANSWER`."""
         return any(entry["end-time"] < 0 for entry in flink_child.jobs(self.url, self.name))
 
     def last_state(self) -> str:
-        """Returns the state of the last job, of Flink; raises `flink_child.NO_ANSWER`."""
+        """Returns Flink's state of the newest job, or "" without jobs; raises `flink_child.NO_ANSWER` exceptions."""
         entries = flink_child.jobs(self.url, self.name)
         return str(max(entries, key=lambda entry: entry["start-time"])["state"]) if entries else ""
 
 
-class _LeftJob:
-    """A job that an earlier command left running. Its job server is gone, so it is not sent again."""
+class _EarlierJob:
+    """A job that an earlier command started. Its job server has ended, so the job cannot be submitted again."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.address, self.text = cluster.address, cluster.text
 
     def wait_until_finish(self) -> str:
-        """Waits for the end, and returns the state.
+        """Waits for the end of the job, and returns its state.
 
         Raises:
           RuntimeError: the job failed, or was cancelled.
-          NoAnswer: the cluster gives no answer.
+          NoAnswer: the cluster does not answer.
         """
         try:
-            while self.cluster.running():
+            while self.cluster.has_running_job():
                 time.sleep(_POLL_S)
-            state = self.cluster.last_state()
+            state = self.cluster.last_state() or "unknown"
         except flink_child.NO_ANSWER as error:
-            raise NoAnswer(f"{self.text} may run, but the cluster gives no answer: {error}") from error
+            raise NoAnswer(f"{self.text} may run, but the cluster does not answer: {error}") from error
         if state != "FINISHED":
-            raise RuntimeError(
-                f"{self.text} ended as {state or 'unknown'}; its exceptions are in the web page of Flink"
-            )
+            raise RuntimeError(f"{self.text} ended in the state {state}; Flink's web page shows its exceptions")
         return PipelineState.DONE
 
     def cancel(self) -> None:
@@ -131,6 +129,8 @@ class _LeftJob:
 
 
 class _Pipeline(beam.Pipeline):
+    """A pipeline whose result submits the job again after a failure."""
+
     def __init__(self, options: PipelineOptions, retries: int, cluster: Cluster | None) -> None:
         super().__init__(options=options)
         self._retries = retries
@@ -144,38 +144,38 @@ class _Pipeline(beam.Pipeline):
 
 
 class _Result:
-    """The result of a job and of its further attempts; without `address` and `text` on the mini cluster."""
+    """The result of a job and of its further attempts. Has no `address` and `text` on the mini cluster."""
 
     address: dict[str, str]
     text: str
 
-    def __init__(self, send: Callable[[], Any], retries: int, cluster: Cluster | None) -> None:
-        self._send = send
+    def __init__(self, submit: Callable[[], Any], retries: int, cluster: Cluster | None) -> None:
+        self._submit = submit
         self._retries = retries
         self._cluster = cluster
-        self._result = send()
+        self._result = submit()
 
     def wait_until_finish(self) -> str:
         """Waits for the last attempt, and returns its state.
 
         Raises:
-          RuntimeError: the job failed, or the job server has ended; the message is that of Flink or gRPC.
+          RuntimeError: the job failed, or the job server has ended; has the message of Flink or gRPC.
         """
-        state, error = self._outcome()
+        state, error = self._wait_for_outcome()
         while error is not None and state == PipelineState.FAILED and self._retries > 0:
             self._retries -= 1
-            _LOGGER.warning("the job is sent again, %d further attempts remain: %s", self._retries, _message(error))
-            self._result = self._send()
-            state, error = self._outcome()
+            _LOGGER.warning("submitting the job again, %d further attempts remain: %s", self._retries, _message(error))
+            self._result = self._submit()
+            state, error = self._wait_for_outcome()
         if error is not None:
             raise RuntimeError(_message(error)) from error
         return state
 
-    def _outcome(self) -> tuple[str, Exception | None]:
+    def _wait_for_outcome(self) -> tuple[str, Exception | None]:
         try:
             return self._result.wait_until_finish(), None
         except (RuntimeError, grpc.RpcError) as error:
-            # Without an answer the job may still run, so it is not sent again; `run_job` cancels it.
+            # Without an answer, the job may still run, so `run_job` cancels it instead of submitting it again.
             with contextlib.suppress(grpc.RpcError):
                 return str(self._result.state), error
             return PipelineState.UNKNOWN, error
@@ -187,12 +187,12 @@ class _Result:
 
     def metrics(self) -> Any:
         """Returns the current metrics of the job."""
-        return copy.copy(self._result).metrics()  # a result caches its first metrics
+        return copy.copy(self._result).metrics()  # a result caches the metrics of the first call
 
 
 def _message(error: Exception) -> str:
     if isinstance(error, grpc.RpcError):
-        details = getattr(error, "details", None)  # the complete text is a page
+        details = getattr(error, "details", None)  # the complete text is a page long
         text = str(details() if callable(details) else error)
         return f"the connection to the job server of Flink broke: {' '.join(text.split())}"
-    return _STATE.sub("", str(error))
+    return _STATE_PREFIX.sub("", str(error))

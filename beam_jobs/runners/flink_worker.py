@@ -1,7 +1,7 @@
-"""`feedline-worker`: starts a Beam worker on a task manager of Flink, with the feedline that is installed there.
+"""`feedline-worker`: starts a Beam worker on a task manager of Flink, with the installed version of feedline.
 
-It takes the arguments of the boot program in Beam's container of the Python SDK, and replaces it as the command of a
-process environment or behind a worker pool. The dependencies of a job must be installed; nothing is unpacked.
+It has the arguments of the boot program in Beam's container of the Python SDK, and replaces that program as the command
+of a process environment or of a worker pool. The dependencies of a job must be installed; it unpacks no package.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _POLL_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one worker until the runner stops it or its parent process ends."""
+    """Runs a worker until the runner stops it or the parent process ends."""
     parsed = _parser().parse_args(arguments)
-    parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    os.environ.update(settings(parsed, provision(parsed.provision_endpoint, parsed.id)))
+    parent_id = os.getppid()
+    threading.Thread(target=_end_with_parent, args=(parent_id,), daemon=True).start()
+    os.environ.update(settings(parsed, request_provision_info(parsed.provision_endpoint, parsed.id)))
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main(sys.argv)
 
 
 def settings(arguments: argparse.Namespace, info: Any) -> Mapping[str, str]:
-    """Returns the environment variables that Beam's worker reads.
+    """Returns the environment variables for Beam's worker.
 
     Args:
       arguments: parsed arguments; their addresses have priority over those of `info`.
-      info: `ProvisionInfo` of the runner.
+      info: `ProvisionInfo` from the runner.
     """
     from google.protobuf import json_format
 
@@ -51,8 +51,8 @@ def settings(arguments: argparse.Namespace, info: Any) -> Mapping[str, str]:
     return variables
 
 
-def provision(endpoint: str, worker_id: str) -> Any:
-    """Requests the `ProvisionInfo` of the worker from the runner.
+def request_provision_info(endpoint: str, worker_id: str) -> Any:
+    """Returns the `ProvisionInfo` of a worker, which is requested from the runner.
 
     Args:
       endpoint: `host:port` of the runner's provisioning service.
@@ -64,13 +64,13 @@ def provision(endpoint: str, worker_id: str) -> Any:
 
     with grpc.insecure_channel(endpoint) as channel:
         service = services.ProvisionServiceStub(channel)
-        answer = service.GetProvisionInfo(
+        response = service.GetProvisionInfo(
             messages.GetProvisionInfoRequest(),
             metadata=(("worker_id", worker_id),),
             timeout=_TIMEOUT_S,
             wait_for_ready=True,
         )
-    return answer.info
+    return response.info
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--provision_endpoint", required=True)
     for name in ("logging", "artifact", "control"):
         parser.add_argument(f"--{name}_endpoint", default="")
-    parser.add_argument("--semi_persist_dir", default="/tmp")  # noqa: S108 - Beam looks for a session there and finds none
+    parser.add_argument("--semi_persist_dir", default="/tmp")  # noqa: S108 - the directory of a pickled session, unused
     return parser
 
 
@@ -91,9 +91,9 @@ def _descriptor(url: str) -> str:
     return text
 
 
-def _end_with(parent: int) -> None:
-    # The workers of a killed task manager would continue, while its job starts again elsewhere.
-    while os.getppid() == parent:
+def _end_with_parent(parent_id: int) -> None:
+    # Otherwise the workers of a killed task manager would continue while its job is repeated on another one.
+    while os.getppid() == parent_id:
         time.sleep(_POLL_S)
     os._exit(1)
 

@@ -1,1 +1,1 @@
-"""Where images come from: one module a kind of source, and `factory`, which chooses."""
+"""The sources of an ingest: a module for each kind of source, and `factory`, which opens the source of the options."""

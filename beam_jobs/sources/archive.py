@@ -1,4 +1,4 @@
-"""Tar and zip archives, read without unpacking: a scan reads the headers, a worker reads the byte range of an image."""
+"""Tar and zip archives, read without unpacking: the scan reads headers, a worker reads the byte range of an image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from beam_jobs.sources.webdataset import MAX_SIDECAR_BYTES, Member, Sample, Samp
 from beam_jobs.storage import decompress
 from beam_jobs.types import ImageRef
 
-_CHECKED_SAMPLES = 100  # a field that is in none of these first samples is reported as missing
+_CHECKED_SAMPLES = 100  # first samples; a named field that none of them has is reported as missing
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Archives(ABC):
     """An archive, or all archives that a pattern matches.
 
     The class of a member is the first folder of its name, unless `.cls` and `.json` files beside an image, as in
-    WebDataset, define it. Keys are the names of the members, preceded by the name of the archive for a pattern.
+    WebDataset, define it. The key is the name of the member; with a pattern, the name of the archive precedes it.
 
     Attributes:
       path: an archive, or a pattern such as `shards/*.tar` or `shards/{000..012}.tar`; local or remote.
@@ -47,11 +47,11 @@ class _Archives(ABC):
 
     @abstractmethod
     def _detect_compression(self, container: Container) -> str:
-        """Returns the compression of a complete archive; see `Slice.compression`."""
+        """Returns the compression of an archive file; see `Slice.compression`."""
 
     @abstractmethod
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
-        """Yields the files of an archive that are not hidden; raises `SourceError` when it is damaged."""
+        """Yields each file that is not hidden, or its reject; raises `SourceError` when the archive is damaged."""
 
     @property
     def base(self) -> str:
@@ -60,7 +60,7 @@ class _Archives(ABC):
 
     @property
     def label_kind(self) -> str:
-        """Kind of the labels, by the columns."""
+        """Kind of the labels, which the columns determine; one of `types.LABEL_KINDS`."""
         return self.columns.label_kind
 
     def check_for_workers(self) -> None:
@@ -68,21 +68,21 @@ class _Archives(ABC):
         containers.check_for_workers(containers.find(self.path), self._detect_compression)
 
     def check(self) -> None:
-        """Raises `SourceError` unless the archives hold a usable image and every named field."""
+        """Raises `SourceError` unless the archives hold a usable image and the named fields; `label` may be missing."""
         if self.columns.mask:
-            raise SourceError(f"{self.path} is an archive, which cannot name masks; list image and mask in a table")
+            raise SourceError(f"{self.path} is an archive; masks need a table that lists image and mask")
         first_samples = itertools.islice(self._all_samples(), _CHECKED_SAMPLES)
         fields = {name for sample in first_samples if isinstance(sample, Sample) for name in sample.row}
         for role, column in self.columns.named().items():
             if role != "image" and (role, column) != ("label", "label") and column not in fields:
                 names = ", ".join(map(repr, sorted(fields))) or "none"
-                raise SourceError(f"{self.path} has no {column!r} for the {role}; its first samples have {names}")
-        entries = self._entries({})
-        reject = next(entries, None)
-        if reject is None:
+                raise SourceError(f"{self.path} has no field {column!r} for the {role}; its first samples have {names}")
+        entries = self._entries({})  # without extra columns: their values do not matter here
+        first_entry = next(entries, None)
+        if first_entry is None:
             raise SourceError(f"{self.path} is empty; it must hold images")
-        if isinstance(reject, Reject) and not any(isinstance(entry, ImageRef) for entry in entries):
-            example = f"the first is {reject.uri}: {reject.reason} ({reject.detail})"
+        if isinstance(first_entry, Reject) and not any(isinstance(entry, ImageRef) for entry in entries):
+            example = f"the first is {first_entry.uri}: {first_entry.reason} ({first_entry.detail})"
             raise SourceError(f"{self.path} holds no usable image; {example}")
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
@@ -94,6 +94,7 @@ class _Archives(ABC):
         yield from self._entries(self._extra_kinds(), on_hidden)
 
     def _entries(self, kinds: dict[str, type], on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields the entries; `kinds` is the type of each extra column."""
         has_prefix = containers.is_pattern(self.path)
         for container, handle in self._open_all(on_hidden):
             prefix = f"{container.name}/" if has_prefix else ""
@@ -126,7 +127,7 @@ class _Archives(ABC):
 
 
 class TarSource(_Archives):
-    """Tar archives. Each process decompresses a compressed one once: `decompress.decompressed_path`."""
+    """Tar archives. Each process decompresses a compressed archive once; see `decompress.decompressed_path`."""
 
     def _detect_compression(self, container: Container) -> str:
         return decompress.detect_compression(containers.read_head(container))
@@ -140,8 +141,8 @@ class TarSource(_Archives):
                 continue
             try:
                 name = clean_name(member.name)
-                if hidden := hidden_part(name.split("/")):
-                    on_hidden(hidden)
+                if hidden_path := hidden_part(name.split("/")):
+                    on_hidden(hidden_path)
                 else:
                     yield _tar_member(member, name, container, handle)
             except BadImage as bad:
@@ -163,8 +164,8 @@ class ZipSource(_Archives):
                 continue
             try:
                 name = clean_name(raw_name)
-                if hidden := hidden_part(name.split("/")):
-                    on_hidden(hidden)
+                if hidden_path := hidden_part(name.split("/")):
+                    on_hidden(hidden_path)
                 else:
                     member = _zip_member(info, name, container, handle)
                     _check_overlap(info.header_offset, member.slice, used_ranges)
@@ -185,20 +186,20 @@ def _read_sidecar(member: Member, handle: OpenContainer) -> bytes:
 
 _BLOCK_BYTES = 1 << 20
 
-# `zipfile` reads the complete directory and takes ten times its size. This is the size for five million members.
+# `zipfile` loads the directory, which takes ten times its size in memory. The limit allows five million members.
 _MAX_ZIP_DIRECTORY_BYTES = 512 << 20
 
-_ZIP_LOCAL = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
-_ZIP_END = struct.Struct("<10xH10x")  # number of members
+_ZIP_MEMBER_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
+_ZIP_END = struct.Struct("<10xH10x")  # record at the end of an archive: number of members
 _ZIP64_COUNT = 0xFFFF  # the Zip64 record holds the actual number
 _ZIP_SIGNATURE = b"PK\x03\x04"
 _ZIP_UTF8, _ZIP_ENCRYPTED = 0x800, 0x1
 _ZIP_METHODS = {zipfile.ZIP_STORED: STORED, zipfile.ZIP_DEFLATED: DEFLATE}
-_UNIX = 3
+_UNIX_SYSTEM = 3  # `create_system` of archives that were created on Unix
 
 
 class _BoundedStream:
-    """A stream for `zipfile`, which reads only headers from it, so a long read means a forged size."""
+    """A stream for `zipfile`, which reads only headers from it, so a read above the limit means a forged size."""
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
         self._stream = stream
@@ -214,7 +215,7 @@ class _BoundedStream:
 
 
 def _next_tar_member(headers: TarHeaders, offset: int, container: Container, handle: OpenContainer) -> TarMember | None:
-    """Returns the member whose headers start at an offset; None when no header starts there, as at the end."""
+    """Returns the member whose headers start at an offset; None at the end of the archive or without a header."""
     try:
         member = headers.member(offset)
     except ValueError as error:
@@ -268,14 +269,14 @@ def _check_tar_end(offset: int, container: Container, handle: OpenContainer) -> 
 
 def _zip_infos(container: Container, handle: OpenContainer) -> list[zipfile.ZipInfo]:
     try:
-        directory: BinaryIO = _BoundedStream(handle.stream, _MAX_ZIP_DIRECTORY_BYTES)  # type: ignore[assignment]
-        infos = zipfile.ZipFile(directory).infolist()
+        bounded_stream: BinaryIO = _BoundedStream(handle.stream, _MAX_ZIP_DIRECTORY_BYTES)  # type: ignore[assignment]
+        infos = zipfile.ZipFile(bounded_stream).infolist()
     # Forged directories raise exceptions of any type: struct errors, unknown versions, names that are not text.
     except Exception as error:
         raise SourceError(f"{container.path} is not a zip archive, or damaged: {error}") from error
-    claimed = _zip_count(handle)
-    if claimed not in (len(infos) & 0xFFFF, _ZIP64_COUNT):  # zipfile does not compare the two
-        raise SourceError(f"{container.path} is damaged: its directory has {len(infos)} members and claims {claimed}")
+    count = _zip_count(handle)
+    if count not in (len(infos) & 0xFFFF, _ZIP64_COUNT):  # `zipfile` does not compare the counts
+        raise SourceError(f"{container.path} is damaged: its directory has {len(infos)} members and declares {count}")
     return infos
 
 
@@ -289,17 +290,17 @@ def _zip_count(handle: OpenContainer) -> int:
 def _zip_name(info: zipfile.ZipInfo) -> str:
     if info.flag_bits & _ZIP_UTF8 or info.filename.isascii():
         return info.filename
-    # Without the flag zipfile decodes code page 437; but most archivers write the bytes of the file system.
+    # Without the flag, `zipfile` decodes names as code page 437, but most archivers write the bytes of the file name.
     return info.filename.encode("cp437").decode("utf-8", "surrogateescape")
 
 
 def _check_overlap(start: int, part: Slice, used_ranges: list[tuple[int, int]]) -> None:
-    """Rejects a member that shares bytes with an earlier one: all members of a zip bomb unpack the same bytes.
+    """Raises `BadImage` if a member shares bytes with an earlier one, as all members of a zip bomb do.
 
     Args:
       start: offset of the header of the member, in bytes.
       part: the data of the member.
-      used_ranges: start and end of the earlier members, sorted; this one is added.
+      used_ranges: start and end of the earlier members, sorted; those of this member are added.
     """
     end = part.offset + part.length
     index = bisect.bisect_right(used_ranges, (start, end))
@@ -311,7 +312,7 @@ def _check_overlap(start: int, part: Slice, used_ranges: list[tuple[int, int]]) 
 def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, handle: OpenContainer) -> Member:
     if info.flag_bits & _ZIP_ENCRYPTED:
         raise BadImage(RejectReason.BAD_MEMBER, "it is encrypted")
-    mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
+    mode = info.external_attr >> 16 if info.create_system == _UNIX_SYSTEM else 0  # the upper half is the mode
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         raise BadImage(RejectReason.BAD_MEMBER, "it is a link, a device or a pipe, not a file")
     if info.compress_type not in _ZIP_METHODS:
@@ -327,12 +328,13 @@ def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, handle: 
 
 
 def _zip_data_offset(info: zipfile.ZipInfo, handle: OpenContainer) -> int:
+    """Returns the offset of the data of a member, which follow its header; raises `BadImage` if they are missing."""
     handle.stream.seek(info.header_offset)
-    header = handle.stream.read(_ZIP_LOCAL.size)
-    if len(header) < _ZIP_LOCAL.size or not header.startswith(_ZIP_SIGNATURE):
+    header = handle.stream.read(_ZIP_MEMBER_HEADER.size)
+    if len(header) < _ZIP_MEMBER_HEADER.size or not header.startswith(_ZIP_SIGNATURE):
         raise BadImage(RejectReason.BAD_MEMBER, f"its header is missing at byte {info.header_offset}")
-    _, name_length, extra_length = _ZIP_LOCAL.unpack(header)
-    offset = info.header_offset + _ZIP_LOCAL.size + name_length + extra_length
+    _, name_length, extra_length = _ZIP_MEMBER_HEADER.unpack(header)
+    offset = info.header_offset + _ZIP_MEMBER_HEADER.size + name_length + extra_length
     if offset + info.compress_size > handle.bytes:
-        raise BadImage(RejectReason.BAD_MEMBER, f"it claims {info.compress_size} bytes from byte {offset} on")
+        raise BadImage(RejectReason.BAD_MEMBER, f"it declares {info.compress_size} bytes from byte {offset} on")
     return offset

@@ -1,6 +1,6 @@
 """Functions that all sources share: references and rejects of paths and URLs, and hidden names.
 
-File managers, archivers and version control leave hidden files behind: they are skipped, but counted and reported.
+File managers, archivers and version control create hidden files. These are skipped, but counted and reported.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from beam_jobs.errors import BadImage
 from beam_jobs.rejects import Reject, RejectReason
 from beam_jobs.types import ImageRef
 
-MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: the limit of Linux for a path
-_SHOWN_CHARACTERS = 200  # of a name above that limit
+MAX_NAME_BYTES = 4096  # bytes of a path, URL, key, label, group or split: the limit of Linux for a path
+_SHOWN_CHARACTERS = 200  # beginning of a longer name that is shown
 
 
 def printable(name: str) -> str:
@@ -64,12 +64,11 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
     Args:
       path: path or URL of the file; only local files are examined.
       ref: the reference without size and time.
-      link_root: resolved directory that a link may not leave; empty allows any target.
+      link_root: resolved directory in which the target of a link must lie; empty allows any target.
       label_kind: kind of the labels of the source, one of `types.LABEL_KINDS`; `single` requires a label.
 
     Returns:
-      the completed reference, or a reject for a missing, special or outside file; `ref` itself when the file cannot be
-      examined now.
+      the completed reference, or a reject; `ref` itself for a remote file, and for a file that cannot be examined now.
     """
     if printable(ref.key) != ref.key:
         return scan_reject(ref.key, ref.uri, RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
@@ -77,7 +76,7 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
         return scan_reject(ref.key, ref.uri, RejectReason.NO_LABEL, "it is in no class folder, or its label is empty")
     if storage.is_remote(path):
         return ref
-    if link_root and leaves(path, link_root):
+    if link_root and links_outside(path, link_root):
         return scan_reject(ref.key, ref.uri, RejectReason.OUTSIDE_ROOT, "the link points outside the source folder")
     try:
         status = regular_file(path)
@@ -88,20 +87,19 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
     return replace(ref, bytes=status.st_size, mtime_ns=status.st_mtime_ns) if status else ref
 
 
-def leaves(path: str, root: str) -> bool:
+def links_outside(path: str, root: str) -> bool:
     """Returns whether a path is a link that resolves to a path outside the (resolved) root."""
     return os.path.islink(path) and os.path.commonpath([os.path.realpath(path), root]) != root
 
 
-_LITTER = ("Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
+_TOOL_FILES = ("Thumbs.db", "desktop.ini", "__MACOSX")  # created by file managers and archivers, never data
 _HIDDEN_EXAMPLES = 5
-
 OnHidden = Callable[[str], None]  # called with a hidden path, relative to the base of its source; a folder ends in `/`
 
 
 def is_hidden(name: str) -> bool:
-    """Returns whether a file or directory is skipped unless a pattern names it explicitly."""
-    return name.startswith(".") or name in _LITTER
+    """Returns whether files and directories of this name are skipped unless a pattern names them explicitly."""
+    return name.startswith(".") or name in _TOOL_FILES
 
 
 def hidden_part(names: Sequence[str]) -> str:
@@ -131,18 +129,18 @@ class HiddenNames:
     def __init__(self) -> None:
         self.count = 0
         self.examples: list[str] = []
-        self._folders: set[int] = set()
+        self._folder_hashes: set[int] = set()
 
     def add(self, path: str) -> None:
         """Counts a path; the path of a folder may be passed once for each file in it."""
         if path.endswith("/"):
-            if hash(path) in self._folders:  # hashes need little memory; archives may have any number of folders
+            if hash(path) in self._folder_hashes:  # hashes need little memory; archives may have any number of folders
                 return
-            self._folders.add(hash(path))
+            self._folder_hashes.add(hash(path))
         self.count += 1
         example = printable(path)
         if _last_part(example) not in map(_last_part, self.examples):
-            # A folder may be a class, so that no number of files before it may hide it.
+            # A folder may be a class, so folders are among the examples regardless of the number of files.
             examples = sorted([*self.examples, example], key=lambda name: not name.endswith("/"))
             self.examples = examples[:_HIDDEN_EXAMPLES]
 

@@ -1,6 +1,6 @@
 """Class folders, `ROOT/CLASS/**/image`, and patterns: the first folder is the class, the path is the key.
 
-A directory tree or an object store is walked along a pattern, in a fixed order, with one directory in memory at a time.
+A directory tree or an object store is listed in a fixed order, with one directory in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from beam_jobs.common.strings import plural
 from beam_jobs.errors import SourceError, os_errors_as
 from beam_jobs.options import TableColumns
 from beam_jobs.rejects import Reject, RejectReason
-from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printable, reference, scan_reject
+from beam_jobs.sources.base import OnHidden, ignore, is_hidden, links_outside, printable, reference, scan_reject
 from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
 from beam_jobs.types import ImageRef
 
-_MAX_CHECKED = 10_000  # rejects; when a source starts with more of them, `max_reject_ratio` decides
-_NO_NAMES = frozenset({"", ".", ".."})
+_CHECKED_ENTRIES = 10_000  # when all of these are rejects, `max_reject_ratio` limits the rejects later
+_NAMELESS_PARTS = frozenset({"", ".", ".."})  # parts of a path that are not names
 
 
 def walk_entries(
@@ -43,23 +43,23 @@ def walk_entries(
     return walk(base, pattern, label_kind, on_hidden)
 
 
-def first_usable(entries: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | None]:
-    """Returns whether one of the first entries is a reference, and the first reject before it."""
+def search_usable(entries: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | None]:
+    """Returns whether entries may have a reference (only the first 10,000 are checked), and the first reject before."""
     reject = None
     for number, entry in enumerate(entries):
-        if isinstance(entry, ImageRef) or number >= _MAX_CHECKED:
+        if isinstance(entry, ImageRef) or number >= _CHECKED_ENTRIES:
             return True, reject
         reject = reject or entry
     return False, reject
 
 
 def check_directory(directory: str, root: str) -> None:
-    """Checks a directory before it is walked; an error, not a reject, because it may hold a complete class.
+    """Checks a directory before it is listed. A bad one is an error, not a reject: it may contain a complete class.
 
     Raises:
-      SourceError: the directory is a link out of the (resolved) root, or cannot be read.
+      SourceError: the directory is a link to a path outside the (resolved) root, or cannot be read.
     """
-    if leaves(directory, root):
+    if links_outside(directory, root):
         raise SourceError(f"{printable(directory)} is a link that points outside the source; put the images inside it")
     try:
         os.scandir(directory).close()
@@ -74,27 +74,28 @@ def _unreadable(directory: str, error: OSError) -> SourceError:
 def _walk_local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     root = os.path.realpath(base)
     visited: set[tuple[int, int, State]] = set()
-    # A stack, because a tree may be deeper than the recursion limit.
-    levels = [_list_names(root, root, "", pattern.start(), visited)]
-    while levels:
-        entry = next(levels[-1], None)
+    # A stack of the listings of nested directories, because a tree may be deeper than the recursion limit.
+    listings = [_list_children(root, root, "", pattern.start(), visited)]
+    while listings:
+        entry = next(listings[-1], None)
         if entry is None:
-            levels.pop()
+            listings.pop()
             continue
-        directory, prefix, state, (name, is_dir, is_link) = entry
+        directory, key_prefix, state, (name, is_dir, is_link) = entry
         path = f"{directory}/{name}"
         if is_dir and (next_state := pattern.enter(state, name)):
-            levels.append(_list_names(path, root, f"{prefix}{name}/", next_state, visited))
-        elif not is_dir and pattern.holds(state, name):
-            ref = _reference(prefix + name, label_kind)
+            listings.append(_list_children(path, root, f"{key_prefix}{name}/", next_state, visited))
+        elif not is_dir and pattern.matches_file(state, name):
+            ref = _make_ref(key_prefix + name, label_kind)
             yield reference(path, ref, root if is_link else "", label_kind)
-        elif pattern.hides(state, name, folder=is_dir):
-            on_hidden(prefix + name + "/" * is_dir)
+        elif pattern.matches_hidden(state, name, folder=is_dir):
+            on_hidden(key_prefix + name + "/" * is_dir)
 
 
-def _list_names(
-    directory: str, root: str, prefix: str, state: State, visited: set[tuple[int, int, State]]
+def _list_children(
+    directory: str, root: str, key_prefix: str, state: State, visited: set[tuple[int, int, State]]
 ) -> Iterator[tuple[str, str, State, tuple[str, bool, bool]]]:
+    """Yields directory, key prefix and state, with the name of each child, and whether it is a directory and a link."""
     check_directory(directory, root)
     try:
         status = os.stat(directory)
@@ -102,11 +103,11 @@ def _list_names(
             return  # a link leads to a directory that has been listed
         visited.add((status.st_dev, status.st_ino, state))
         with os.scandir(directory) as entries:
-            names = sorted((entry.name, is_dir(entry), entry.is_symlink()) for entry in entries)
-    except OSError as error:  # it changed after the check
+            children = sorted((entry.name, is_dir(entry), entry.is_symlink()) for entry in entries)
+    except OSError as error:  # the directory changed after the check
         raise _unreadable(directory, error) from error
-    for name in names:
-        yield directory, prefix, state, name
+    for child in children:
+        yield directory, key_prefix, state, child
 
 
 def is_dir(entry: os.DirEntry) -> bool:
@@ -121,24 +122,23 @@ def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidd
         for entry in storage.list_objects(base):
             key = entry.path
             parts = key.split("/")
-            names = [part for part in parts if part not in _NO_NAMES]
+            names = [part for part in parts if part not in _NAMELESS_PARTS]
             if not names:
                 continue
             if not pattern.matches(names[:-1], names[-1]):
-                if hidden := pattern.hidden_part(names[:-1], names[-1]):
-                    on_hidden(hidden)
+                if hidden_path := pattern.hidden_part(names[:-1], names[-1]):
+                    on_hidden(hidden_path)
                 continue
-            if len(names) < len(parts):  # joined to the base, it would name another object
+            if len(names) < len(parts):  # joined to the base, the key would name another object
                 detail = "its name has a part that is empty, . or ..; rename it"
                 yield scan_reject(key, key, RejectReason.OUTSIDE_ROOT, detail)
                 continue
-            ref = replace(
-                _reference(key, label_kind), bytes=entry.bytes, mtime_ns=entry.mtime_ns, checksum=entry.checksum
-            )
+            ref = _make_ref(key, label_kind)
+            ref = replace(ref, bytes=entry.bytes, mtime_ns=entry.mtime_ns, checksum=entry.checksum)
             yield reference(storage.join(base, key), ref, label_kind=label_kind)
 
 
-def _reference(key: str, label_kind: str) -> ImageRef:
+def _make_ref(key: str, label_kind: str) -> ImageRef:
     label, separator, _ = key.partition("/")
     # The uri is relative, so that a dataset neither depends on nor contains the path of the source.
     return ImageRef(key=key, uri=key, label=label if separator and label_kind == "single" else "")
@@ -199,18 +199,18 @@ class ClassFolders:
         return walk_entries(self.root, EVERYTHING, self.label_kind, on_hidden)
 
     def classes(self) -> tuple[str, ...]:
-        """Returns the names of the class folders, also of empty ones; nothing for object stores, which have none."""
+        """Returns the names of the class folders, also of empty ones; empty for an object store."""
         if storage.is_remote(self.root):
             return ()
         try:
             with os.scandir(self.root) as entries:
                 return tuple(sorted(printable(entry.name) for entry in entries if _is_class(entry)))
-        except OSError:  # it changed after the check; reading the images raises the error
+        except OSError:  # the directory changed after the check; reading the images raises the error
             return ()
 
     def _check_remote(self) -> None:
-        usable, reject = first_usable(self.entries())
-        if not usable:
+        has_usable, reject = search_usable(self.entries())
+        if not has_usable:
             contents = "only files outside of folders" if reject else "nothing"
             raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}")
 
@@ -221,7 +221,7 @@ def _is_class(entry: os.DirEntry) -> bool:
 
 @dataclass(frozen=True)
 class GlobSource:
-    """The files that a pattern matches; hidden ones are skipped unless their part of the pattern starts with a dot.
+    """The files that a pattern matches; a hidden one is skipped unless the part of the pattern starts with a dot, too.
 
     The base consists of the parts before the first wildcard. Key and uri are relative to it, and the first folder below
     it is the class.
@@ -237,7 +237,7 @@ class GlobSource:
     @property
     def base(self) -> str:
         """Directory that relative uris start from."""
-        directory, separator, _ = self._fixed.rpartition("/")
+        directory, separator, _ = self._fixed_prefix.rpartition("/")
         return directory or separator or "."
 
     @property
@@ -253,8 +253,8 @@ class GlobSource:
             raise SourceError(f"{self.path} has a pattern for a bucket; name the bucket")
         if not storage.is_remote(self.base) and not os.path.isdir(self.base):
             raise SourceError(f"{self.path} matches nothing: there is no directory {self.base}")
-        usable, reject = first_usable(self.entries())
-        if usable:
+        has_usable, reject = search_usable(self.entries())
+        if has_usable:
             return
         if not reject:
             raise SourceError(f"{self.path} matches no file; correct the pattern")
@@ -270,9 +270,9 @@ class GlobSource:
         Raises:
           SourceError: a directory cannot be entered or listed.
         """
-        relative_pattern = self.path[self._fixed.rfind("/") + 1 :]
+        relative_pattern = self.path[self._fixed_prefix.rfind("/") + 1 :]
         return walk_entries(self.base, Pattern.parse(relative_pattern), self.label_kind, on_hidden)
 
     @property
-    def _fixed(self) -> str:
+    def _fixed_prefix(self) -> str:
         return WILDCARD.split(self.path, maxsplit=1)[0]

@@ -23,22 +23,22 @@ _MAX_FLOAT32 = 3e38  # a record holds numbers as float32
 
 
 def with_objects(
-    image: Mapping[str, Any], annotations: list[dict[str, Any]], names: Mapping[Id, str], others: Annotations
+    image: Mapping[str, Any], annotations: list[dict[str, Any]], classes: Mapping[Id, str], base: Annotations
 ) -> Annotations:
-    """Adds the objects of an image to its other annotations.
+    """Returns the annotations of an image with its objects, whose classes are the labels.
 
     Args:
       image: the json object of the image.
       annotations: the json objects of its annotations, in order.
-      names: category id -> class name.
-      others: annotations of the image without objects.
+      classes: category id -> class name.
+      base: annotations of the image to which the objects are added.
 
     Raises:
       BadImage: an annotation is not valid; the reason is `BAD_ANNOTATION`.
     """
     size = _image_size(image)
-    objects = tuple(_make_object(annotation, names, size) for annotation in annotations)
-    return replace(others, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
+    objects = tuple(_make_object(annotation, classes, size) for annotation in annotations)
+    return replace(base, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
 
 
 def _image_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -53,16 +53,16 @@ def _image_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(height), int(width)  # type: ignore[arg-type]
 
 
-def _make_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
+def _make_object(annotation: Mapping[str, Any], classes: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     try:
-        return _parse_object(annotation, names, size)
+        return _read_object(annotation, classes, size)
     except BadImage as bad:
         raise BadImage(bad.reason, f"annotation {annotation.get('id')!r:.40}: {bad.detail}") from bad
 
 
-def _parse_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
+def _read_object(annotation: Mapping[str, Any], classes: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     category = annotation.get("category_id")
-    if not is_id(category) or category not in names:
+    if not is_id(category) or category not in classes:
         raise bad_annotation(f"category_id is {category!r:.40}; no category has that id")
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
@@ -76,25 +76,25 @@ def _parse_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: 
         raise bad_annotation(f"area is {area!r:.40}; it must be a finite number of at least 0")
     if crowd not in (0, 1):
         raise bad_annotation(f"iscrowd is {crowd!r:.40}; it must be 0 or 1")
-    segmentation = _parse_segmentation(annotation.get("segmentation"))
-    return ImageObject(label=names[category], bbox=box, crowd=bool(crowd), area=float(area), segmentation=segmentation)
+    outline = _parse_segmentation(annotation.get("segmentation"))
+    return ImageObject(label=classes[category], bbox=box, crowd=bool(crowd), area=float(area), segmentation=outline)
 
 
 def _parse_segmentation(value: Any) -> Any:
-    """Returns a segmentation without other fields; `check_annotations` compares it with the image later."""
+    """Returns a segmentation without other fields, or None. `check_annotations` compares it with the image size."""
     if not value:
         return None
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
-        compressed = isinstance(counts, str) and counts.isascii()
-        if _is_numbers(size) and (compressed or _is_numbers(counts)):
+        is_compressed = isinstance(counts, str) and counts.isascii()
+        if _is_number_list(size) and (is_compressed or _is_number_list(counts)):
             return {"size": size, "counts": counts}
-    elif isinstance(value, list) and all(map(_is_numbers, value)):
+    elif isinstance(value, list) and all(map(_is_number_list, value)):
         return value
     raise bad_annotation(f"segmentation is {value!r:.60}; it must be polygons or a run-length encoding")
 
 
-def _is_numbers(value: Any) -> bool:
+def _is_number_list(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int, float}
 
 
@@ -113,8 +113,8 @@ class CocoSource:
     The key and uri of an image is its `file_name`. Group, split, weight, mask and extra columns are fields of the image
     objects. Categories with the same name are the same class.
 
-    The json is read once, as a stream. Until the last entry, its images and annotations are in a temporary file, and
-    their ids in a database of 100 MB.
+    The json is read once, as a stream. Until the last entry is read, its images and annotations are in a temporary
+    file, and their ids in a database of 100 MB.
 
     Attributes:
       path: path of the json, local or remote.
@@ -133,20 +133,20 @@ class CocoSource:
 
     @cached_property
     def base(self) -> str:
-        """Folder of the images: the first folder near the json that holds one of them.
+        """Folder of the images: the first folder near the json that contains one of the images.
 
         Raises:
-          SourceError: no folder holds one, or the json cannot be read.
+          SourceError: no folder contains an image, or the json cannot be read.
         """
-        names = self._document.file_names
+        file_names = self._document.file_names
         folders = list(dict.fromkeys(_candidate_folders(self.path)))
-        for name in names:
+        for file_name in file_names:
             for folder in folders:
-                if storage.is_remote(name) or storage.exists(storage.join(folder, name)):
+                if storage.is_remote(file_name) or storage.exists(storage.join(folder, file_name)):
                     return folder
         if self.columns.image == _URL:
             return folders[0]
-        examples = ", ".join(map(repr, names[:2])) or "none"
+        examples = ", ".join(map(repr, file_names[:2])) or "none"
         searched = ", ".join(folders)
         raise SourceError(
             f"{self.path} names images ({examples}, ...) that are not in {searched}; put them in one of these folders"
@@ -156,7 +156,7 @@ class CocoSource:
         """Raises `SourceError` unless the file is COCO instances json, has the named fields, and images exist."""
         if self.columns.image not in _IMAGE_COLUMNS:
             allowed = f"{NAME}, or {_URL} to fetch the images that are not on disk"
-            raise SourceError(f"the image column is {self.columns.image!r}; of a COCO json it must be {allowed}")
+            raise SourceError(f"the image column is {self.columns.image!r}; for a COCO json it must be {allowed}")
         if self.columns.labels:
             raise SourceError(
                 f"the labels column is {self.columns.labels!r}; it must be empty: the labels are the categories"
@@ -176,7 +176,7 @@ class CocoSource:
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
         base, document = self.base, self._document
-        vars(self).pop("_document")  # from here on only this generator refers to it
+        vars(self).pop("_document")  # so that the end of this generator releases the document
         reader = RowReader(columns=self._row_columns, base=base, kinds=document.kinds)
         with document.resources:
             for number, (image, annotations, fault) in enumerate(document.images(), 1):
@@ -195,28 +195,28 @@ class CocoSource:
     def _entry(
         self,
         image: Any,
-        name: str,
+        image_name: str,
         reader: RowReader,
         annotations: list[dict[str, Any]],
-        names: Mapping[Id, str],
+        classes: Mapping[Id, str],
         fault: BadImage | None,
     ) -> ImageRef | Reject:
         if not isinstance(image, dict) or not is_id(image.get("id")):
             detail = f"it is {image!r:.60}; it must be an object with an id"
-            return scan_reject(name, name, RejectReason.BAD_ANNOTATION, detail)
-        entry = self._choose_reader(image, reader).entry(image, name)
+            return scan_reject(image_name, image_name, RejectReason.BAD_ANNOTATION, detail)
+        entry = self._choose_reader(image, reader).entry(image, image_name)
         if fault:
             return scan_reject(entry.key, entry.uri, fault.reason, fault.detail)
         if isinstance(entry, Reject):
             return entry
         try:
-            return replace(
-                entry, annotations=with_objects(image, annotations, names, entry.annotations or Annotations())
-            )
+            full_annotations = with_objects(image, annotations, classes, entry.annotations or Annotations())
+            return replace(entry, annotations=full_annotations)
         except BadImage as bad:
             return scan_reject(entry.key, entry.uri, bad.reason, bad.detail)
 
     def _choose_reader(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
+        """Returns a reader of the URL for an image that is to be fetched, else the given reader."""
         if self.columns.image != _URL or not http_fetch.is_url(str(image.get(_URL))):
             return reader
         name = image.get(NAME)
@@ -227,7 +227,7 @@ class CocoSource:
 
 def _candidate_folders(path: str) -> Iterator[str]:
     """Yields the folders in which the images of a json may lie, in the order of the search."""
-    name = os.path.splitext(path.rpartition("/")[2])[0].removeprefix("instances_")
+    images_name = os.path.splitext(path.rpartition("/")[2])[0].removeprefix("instances_")
     if storage.is_remote(path):
         folder = path.rpartition("/")[0]
         grandparent = folder.rpartition("/")[0]
@@ -237,6 +237,6 @@ def _candidate_folders(path: str) -> Iterator[str]:
         parent = os.path.join(folder, "..")
     yield folder
     yield parent
-    for subfolder in (name, "images", f"images/{name}"):
+    for subfolder in (images_name, "images", f"images/{images_name}"):
         yield storage.join(parent, subfolder)
         yield storage.join(folder, subfolder)

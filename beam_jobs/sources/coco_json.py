@@ -28,10 +28,9 @@ from beam_jobs.sources.row_reader import extra_kinds
 from beam_jobs.storage.database import Database, open_database
 
 Id = int | str
-
 NAME = "file_name"
-_PROBES = 16  # images that are searched for, because any of them may be missing
-_MAX_KEYS = 20  # of a json, in a message
+_MAX_FILE_NAMES = 16  # images to search for in the folders; several, because some may be missing
+_MAX_KEYS = 20  # keys of a json that a message lists
 _NO_FILE = "the annotations need a temporary file, which cannot be written"
 
 
@@ -40,13 +39,13 @@ def is_id(value: Any) -> TypeGuard[Id]:
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
-_PARTS = ("images", "annotations", "categories")
-_MEMORY_MB = 100  # of the database
-_BATCH_ROWS = 1 << 13  # that are inserted together
-_MAX_IMAGE_BYTES = 64 << 20  # of the annotations of an image
-_MAX_CATEGORIES_BYTES = 32 << 20  # of all categories, which are in memory
-_MAX_ID = 64  # characters; a longer one is compared by its digest
-_ROWS = pa.schema({"number": pa.int64(), "id": pa.string(), "start": pa.int64(), "bytes": pa.int64()})
+_PARTS = ("images", "annotations", "categories")  # lists of a COCO json
+_MEMORY_MB = 100  # memory of the database
+_BATCH_ROWS = 1 << 13  # rows that are inserted together
+_MAX_IMAGE_BYTES = 64 << 20  # size of the annotations of an image
+_MAX_CATEGORIES_BYTES = 32 << 20  # size of all categories, which are in memory
+_MAX_ID = 64  # characters; a longer id is compared by its digest
+_ROW_SCHEMA = pa.schema({"number": pa.int64(), "id": pa.string(), "start": pa.int64(), "bytes": pa.int64()})
 
 _FIRST_IMAGES = "CREATE TABLE firsts AS SELECT id, min(number) AS number FROM images WHERE id <> '' GROUP BY id"
 _IMAGES_AND_ANNOTATIONS = """
@@ -63,12 +62,12 @@ class Document:
     """The content of a json.
 
     Attributes:
-      database: tables `images` and `annotations`: number, id of the image, empty for none, and place in `values`.
+      database: tables `images` and `annotations`: number, id of the image (or empty), start and size in `values`.
       values: the images and annotations.
-      resources: closes the database.
+      resources: closes the database and the file of `values`.
       names: category id -> class name.
       file_names: names of the first images.
-      fields: columns that are fields of images.
+      fields: requested columns that are fields of at least one image.
       kinds: extra column -> type of its values.
     """
 
@@ -81,14 +80,14 @@ class Document:
     kinds: Mapping[str, type]
 
     def images(self) -> Iterator[tuple[Any, list[dict[str, Any]], BadImage | None]]:
-        """Yields each image, its annotations in the order of their ids, and why the image cannot be used."""
+        """Yields each image, its annotations by id, and the error of an unusable image or None."""
         for _, rows in itertools.groupby(self._fetch(_IMAGES_AND_ANNOTATIONS), itemgetter(0)):
             yield self._read_image(rows)
 
     def orphans(self) -> Iterator[tuple[str, str]]:
         """Yields name and fault of each annotation without an image."""
-        for number, *place in self._fetch(_ORPHANS):
-            annotation = self.values.read(*place)
+        for number, *location in self._fetch(_ORPHANS):
+            annotation = self.values.read(*location)
             image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
             name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number + 1}"
             yield f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"
@@ -98,28 +97,29 @@ class Document:
             yield from zip(*batch.to_pydict().values(), strict=True)
 
     def _read_image(self, rows: Iterator[tuple[Any, ...]]) -> tuple[Any, list[dict[str, Any]], BadImage | None]:
-        _, _, *place, is_first = next(rows)
-        image = self.values.read(*place)
+        """Returns an item of `images`, given the rows of `_IMAGES_AND_ANNOTATIONS` for the image."""
+        _, _, *location, is_first = next(rows)  # the row of the image precedes those of its annotations
+        image = self.values.read(*location)
         if not is_first:
-            detail = f"an earlier image has the id {image['id']!r}, too"
+            detail = f"an earlier image also has the id {image['id']!r}"
             return image, [], BadImage(RejectReason.DUPLICATE_KEY, detail)
-        places = [place for _, _, *place, _ in rows]
-        size = sum(size for _, size in places)
+        locations = [location for _, _, *location, _ in rows]
+        size = sum(size for _, size in locations)
         if size > _MAX_IMAGE_BYTES:
             detail = f"its annotations have {size:,} bytes; {_MAX_IMAGE_BYTES:,} are allowed"
             return image, [], BadImage(RejectReason.BAD_ANNOTATION, detail)
-        return image, sorted((self.values.read(*place) for place in places), key=_sort_key), None
+        return image, sorted((self.values.read(*location) for location in locations), key=_annotation_sort_key), None
 
 
 class _Values:
-    """Values of a json in a temporary file."""
+    """Stores values of a json in a temporary file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._end = 0
 
     def add(self, value: Any) -> tuple[int, int]:
-        """Appends a value and returns its place.
+        """Appends a value, and returns its start and size in the file, in bytes.
 
         Raises:
           DiskError: the file cannot be written.
@@ -131,7 +131,7 @@ class _Values:
         return self._end - len(data), len(data)
 
     def finish(self) -> None:
-        """Ends writing; `read` may follow.
+        """Writes buffered values to the file, so that `read` can return them.
 
         Raises:
           DiskError: the file cannot be written.
@@ -140,22 +140,22 @@ class _Values:
             self._file.flush()
 
     def read(self, start: int, size: int) -> Any:
-        """Returns the value at a place."""
-        # Bytes that this process made; JSON would be parsed a second time.
+        """Returns the value with the start and size that `add` returned."""
+        # `marshal` is safe: this process wrote the bytes. JSON would have to be parsed a second time.
         return marshal.loads(os.pread(self._file.fileno(), size, start))  # noqa: S302
 
 
 def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Document:
-    """Reads a json into a database.
+    """Reads a json into a database and a file, and returns its content.
 
     Args:
       path: path of the json.
-      columns: fields of its images.
+      columns: the fields of its images by role.
       kind_of: see `row_reader.extra_kinds`.
 
     Raises:
-      DiskError: there is no room for the temporary files.
-      SourceError: the json cannot be read, or is none of COCO.
+      DiskError: the temporary files cannot be written.
+      SourceError: the json cannot be read, or is not COCO instances json.
     """
     with contextlib.ExitStack() as resources:
         database = resources.enter_context(open_database("the annotations", _MEMORY_MB))
@@ -164,7 +164,7 @@ def load(path: str, columns: TableColumns, kind_of: Callable[[Any], type]) -> Do
         with _open_json(path) as stream:
             images = loader.load(stream)
             kinds = extra_kinds(images, columns.extra, kind_of)
-            for _ in images:  # without extra columns, none has been read
+            for _ in images:  # without extra columns, `extra_kinds` reads no image
                 pass
         values.finish()
         names = _category_names(path, loader.check())
@@ -200,47 +200,47 @@ class _Loader:
         self.file_names: list[str] = []
         self.fields: set[str] = set()
         self._path, self._database, self._values, self._columns = path, database, values, columns
-        self._found: list[str] = []  # keys of the json, or what it is instead of an object
+        self._keys: list[str] = []  # keys of the json, for a message; its value when it is not an object
         self._categories: list[Any] = []
         self._categories_bytes = 0
-        self._lists: set[str] = set()
+        self._list_names: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._rows: dict[str, list[tuple[int, str, int, int]]] = {part: [] for part in _PARTS[:2]}
+        self._buffered_rows: dict[str, list[tuple[int, str, int, int]]] = {part: [] for part in _PARTS[:2]}
 
     def load(self, stream: JsonStream) -> Iterator[dict[str, Any]]:
-        """Reads the json, and yields the images that are objects."""
-        for part in self._rows:
-            self._database.insert(part, _ROWS.empty_table())
+        """Reads the json, and yields the images that are JSON objects."""
+        for part in self._buffered_rows:
+            self._database.insert(part, _ROW_SCHEMA.empty_table())  # creates the table
         if stream.peek() != "{":
-            self._found.append(f"{stream.value()!r:.40}")
+            self._keys.append(f"{stream.value()!r:.40}")
         else:
             for key in stream.members():
-                self._found += [repr(key)] * (len(self._found) < _MAX_KEYS)
+                self._keys += [repr(key)] * (len(self._keys) < _MAX_KEYS)
                 if key not in _PARTS or stream.peek() != "[":
                     stream.value()
                     continue
-                if key in self._lists:
+                if key in self._list_names:
                     raise stream.error(f"a second list {key!r} begins")
-                self._lists.add(key)
+                self._list_names.add(key)
                 for value in stream.elements():
                     if key == "categories":
                         self._add_category(value)
                         continue
-                    self._add(key, value)
+                    self._add_row(key, value)
                     if key == "images" and isinstance(value, dict):
-                        self._look_at(value)
+                        self._collect_fields(value)
                         yield value
         if stream.peek():
-            raise stream.error("more follows")
+            raise stream.error("text follows the end of the value")
         self._flush()
 
     def check(self) -> list[Any]:
-        """Returns the categories, and raises `SourceError` if the json is none of COCO."""
+        """Returns the categories; raises `SourceError` if the json is not COCO instances json."""
         for part in _PARTS:
-            if part not in self._lists:
-                found = ", ".join(self._found) or "{}"
+            if part not in self._list_names:
+                keys = ", ".join(self._keys) or "{}"
                 raise SourceError(
-                    f"{self._path} is not COCO instances json: it must have a list {part!r}; it has {found:.200}"
+                    f"{self._path} is not COCO instances json: it must have a list {part!r}; it has {keys:.200}"
                 )
         if not self._counts["images"]:
             raise SourceError(f"{self._path} has no image in 'images'")
@@ -251,31 +251,31 @@ class _Loader:
         self._categories_bytes += len(json.dumps(category))
         if self._categories_bytes > _MAX_CATEGORIES_BYTES:
             raise SourceError(
-                f"{self._path} has {len(self._categories):,} categories or more, of over {_MAX_CATEGORIES_BYTES:,} "
-                "bytes, which is the limit; remove those without annotations"
+                f"{self._path} has at least {len(self._categories):,} categories, with over {_MAX_CATEGORIES_BYTES:,} "
+                "bytes, which is the limit; remove the categories without annotations"
             )
 
-    def _look_at(self, image: Mapping[str, Any]) -> None:
+    def _collect_fields(self, image: Mapping[str, Any]) -> None:
         self.fields |= self._columns & image.keys()
-        if len(self.file_names) < _PROBES and isinstance(image.get(NAME), str):
+        if len(self.file_names) < _MAX_FILE_NAMES and isinstance(image.get(NAME), str):
             self.file_names.append(image[NAME])
 
-    def _add(self, part: str, value: Any) -> None:
+    def _add_row(self, part: str, value: Any) -> None:
         image_id = value.get("id" if part == "images" else "image_id") if isinstance(value, dict) else None
-        name = json.dumps(image_id) if is_id(image_id) else ""
-        if len(name) > _MAX_ID:
-            name = hashlib.sha256(name.encode()).hexdigest()
-        rows = self._rows[part]
-        rows.append((self._counts[part], name, *self._values.add(value)))
+        id_text = json.dumps(image_id) if is_id(image_id) else ""
+        if len(id_text) > _MAX_ID:
+            id_text = hashlib.sha256(id_text.encode()).hexdigest()
+        rows = self._buffered_rows[part]
+        rows.append((self._counts[part], id_text, *self._values.add(value)))
         self._counts[part] += 1
         if len(rows) >= _BATCH_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        for part, rows in self._rows.items():
+        for part, rows in self._buffered_rows.items():
             if rows:
-                columns = zip(zip(*rows, strict=True), _ROWS, strict=True)
-                table = pa.table([pa.array(column, field.type) for column, field in columns], schema=_ROWS)
+                columns = zip(zip(*rows, strict=True), _ROW_SCHEMA, strict=True)
+                table = pa.table([pa.array(column, field.type) for column, field in columns], schema=_ROW_SCHEMA)
                 self._database.add(part, table, create=False)
                 rows.clear()
 
@@ -295,8 +295,9 @@ def _category_names(path: str, categories: list[Any]) -> dict[Id, str]:
     return names
 
 
-def _sort_key(annotation: Mapping[str, Any]) -> tuple[int, int, str]:
-    name = annotation.get("id")
-    if not is_id(name):
+def _annotation_sort_key(annotation: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Returns the sort key of an annotation: first integer ids, then texts, then annotations without an id."""
+    annotation_id = annotation.get("id")
+    if not is_id(annotation_id):
         return 2, 0, ""
-    return (0, name, "") if isinstance(name, int) else (1, 0, name)
+    return (0, annotation_id, "") if isinstance(annotation_id, int) else (1, 0, annotation_id)

@@ -1,4 +1,4 @@
-"""Paths of sources: their kind, and container files, found by path, pattern or directory and opened unpacked."""
+"""Detects the kind of a source; lists container files by path, pattern or directory, and opens them decompressed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from beam_jobs.errors import OptionError, SourceError, os_errors_as
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, printable
 from beam_jobs.storage import decompress
 
-# Base of images that are not separate files, so that sources do not search for such files.
+# The `base` of images that are not separate files, so that no files are searched for.
 NO_FILES = "container://"
 
-_MAX_BRACED = 1_000_000
+_MAX_PATHS = 1_000_000  # paths that the braces of a pattern may expand to
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 WILDCARD = re.compile(r"[*?\[{]")
-_HIDDEN = (".", "_")  # a Beam or Spark job writes `_SUCCESS` and similar files beside its output
+_HIDDEN_PREFIXES = (".", "_")  # a Beam or Spark job writes `_SUCCESS` and similar files beside its output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class OpenContainer:
 
     Attributes:
       stream: seekable stream of the unpacked bytes.
-      bytes: size of the unpacked bytes.
+      bytes: number of the unpacked bytes.
       compression: compression of the file; see `Slice.compression`.
       mtime_ns: modification time of the file, in nanoseconds since the epoch.
     """
@@ -74,15 +74,15 @@ def is_directory(path: str) -> bool:
 
 def base_directory(path: str) -> str:
     """Returns the directory that the names of a path or pattern are relative to."""
-    fixed = path[: WILDCARD.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
-    directory, separator, _ = fixed.rpartition("/")
+    fixed_part = path[: WILDCARD.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
+    directory, separator, _ = fixed_part.rpartition("/")
     return directory or separator or "."
 
 
 def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
-    """Returns the files that a path or pattern names, sorted, each once.
+    """Returns the file of a path, or the files that match a pattern, sorted, each once.
 
-    Patterns know `*`, `?`, `[ab]`, `**` for any depth, and the braces of `{000..012}` and `{train,val}`.
+    A pattern may contain `*`, `?`, `[ab]`, `**` for any depth, and braces as in `{000..012}` and `{train,val}`.
 
     Args:
       path: path of a file, or a pattern.
@@ -94,16 +94,16 @@ def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
     if not is_pattern(path):
         return [container_at(path, base_directory(path))]
     base = base_directory(path)
-    found: set[str] = set()
-    hidden: set[str] = set()
-    for pattern in braced(path):
+    paths: set[str] = set()
+    hidden_paths: set[str] = set()
+    for pattern in expand_braces(path):
         with os_errors_as(SourceError, f"{pattern} cannot be read"):
-            matched = list(_matches(pattern, hidden.add)) if WILDCARD.search(pattern) else [pattern]
-        if not matched:
+            matches = list(_matching_files(pattern, hidden_paths.add)) if WILDCARD.search(pattern) else [pattern]
+        if not matches:
             raise SourceError(f"{pattern} matches no file; correct the pattern")
-        found.update(matched)
-    _report(hidden, base, on_hidden)
-    return [container_at(name, base) for name in sorted(found)]
+        paths.update(matches)
+    _report_hidden(hidden_paths, base, on_hidden)
+    return [container_at(match, base) for match in sorted(paths)]
 
 
 def container_at(path: str, base: str) -> Container:
@@ -111,7 +111,7 @@ def container_at(path: str, base: str) -> Container:
 
     Args:
       path: path of the file; only local files are examined.
-      base: directory that its name is relative to.
+      base: directory that the name of the container is relative to.
 
     Raises:
       SourceError: the file is missing or not a regular file, or its name is not UTF-8.
@@ -124,27 +124,27 @@ def container_at(path: str, base: str) -> Container:
     return Container(path=path, name=name)
 
 
-def below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
-    """Returns all files below a directory, sorted; names that start with `.` or `_` are skipped.
+def list_below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
+    """Returns all files below a directory, sorted; files and folders whose names start with `.` or `_` are skipped.
 
     Args:
       directory: path of the directory, local or remote.
       on_hidden: called with each path that is skipped.
 
     Raises:
-      SourceError: the directory holds no such file.
+      SourceError: the directory holds no file that is not skipped.
     """
-    hidden: set[str] = set()
+    hidden_paths: set[str] = set()
     with os_errors_as(SourceError, f"{directory} cannot be read"):
-        found = [container_at(name, directory) for name in _files_below(directory, hidden.add)]
-    if not found:
+        files = [container_at(path, directory) for path in _files_below(directory, hidden_paths.add)]
+    if not files:
         raise SourceError(f"{directory} holds no file; give a directory of TFRecord files")
-    _report(hidden, directory, on_hidden)
-    return sorted(found, key=lambda container: container.name)
+    _report_hidden(hidden_paths, directory, on_hidden)
+    return sorted(files, key=lambda container: container.name)
 
 
-def braced(pattern: str) -> list[str]:
-    """Returns a pattern with its braces expanded: `{08..11}` is a range, padded as written; `{a,b}` a list.
+def expand_braces(pattern: str) -> list[str]:
+    """Returns the expansions of a pattern: `{08..11}` is a range, with leading zeros as written; `{a,b}` is a list.
 
     Raises:
       SourceError: the braces expand to more than a million paths.
@@ -152,22 +152,22 @@ def braced(pattern: str) -> list[str]:
     parts = _BRACES.split(pattern)  # literal, inside of the innermost braces, literal, ...
     if len(parts) == 1:
         return [pattern]
-    choices = [_choices(part) if index % 2 else [part] for index, part in enumerate(parts)]
+    choices = [_brace_choices(part) if index % 2 else [part] for index, part in enumerate(parts)]
     count = math.prod(map(len, choices))
-    if count > _MAX_BRACED:
-        raise SourceError(f"{pattern} stands for {count} files; at most {_MAX_BRACED} can be given")
-    found = itertools.chain.from_iterable(braced("".join(parts)) for parts in itertools.product(*choices))
-    return list(dict.fromkeys(found))
+    if count > _MAX_PATHS:
+        raise SourceError(f"{pattern} stands for {count} files; at most {_MAX_PATHS} can be given")
+    paths = itertools.chain.from_iterable(expand_braces("".join(parts)) for parts in itertools.product(*choices))
+    return list(dict.fromkeys(paths))
 
 
-MAX_COMPRESSED_BYTES = 1 << 30  # of a source on a cluster
+MAX_COMPRESSED_BYTES = 1 << 30  # total of the compressed files of a source on a cluster
 
 
-def check_for_workers(found: Iterable[Container], detect_compression: Callable[[Container], str]) -> None:
+def check_for_workers(files: Iterable[Container], detect_compression: Callable[[Container], str]) -> None:
     """Checks that the files of a source are not too large to be unpacked by every worker process of a cluster.
 
     Args:
-      found: files of the source.
+      files: files of the source.
       detect_compression: returns the compression of a file; see `Slice.compression`.
 
     Raises:
@@ -175,7 +175,7 @@ def check_for_workers(found: Iterable[Container], detect_compression: Callable[[
       SourceError: a file cannot be read.
     """
     total = 0
-    for container in found:
+    for container in files:
         if detect_compression(container):
             with os_errors_as(SourceError, f"{container.path} cannot be read"):
                 total += decompress.read_size_and_mtime(container.path)[0]
@@ -183,8 +183,8 @@ def check_for_workers(found: Iterable[Container], detect_compression: Callable[[
             raise OptionError(
                 f"{container.path} is compressed, and with it the compressed files have {describe_size(total)}; on a "
                 f"cluster every worker process unpacks them, so at most {describe_size(MAX_COMPRESSED_BYTES)} are "
-                "allowed; decompress them first (`zcat a.tar.gz > a.tar`): JPEG and PNG hardly shrink, and of a plain "
-                "file workers read only their images"
+                "allowed; decompress them first (`zcat a.tar.gz > a.tar`): JPEG and PNG hardly shrink, and from an "
+                "uncompressed file each worker reads only its images"
             )
 
 
@@ -196,12 +196,12 @@ def open_container(container: Container, compression: str) -> Iterator[OpenConta
       SourceError: the file cannot be read or unpacked.
     """
     with os_errors_as(SourceError, f"{container.path} cannot be read"):
-        size, mtime_ns = decompress.read_size_and_mtime(container.path)
+        file_bytes, mtime_ns = decompress.read_size_and_mtime(container.path)
         path = decompress.decompressed_path(container.path, compression) if compression else container.path
         stream = storage.open_read(path)
     with stream:
-        unpacked = os.stat(path).st_size if compression else size
-        yield OpenContainer(stream=stream, bytes=unpacked, compression=compression, mtime_ns=mtime_ns)
+        unpacked_bytes = os.stat(path).st_size if compression else file_bytes
+        yield OpenContainer(stream=stream, bytes=unpacked_bytes, compression=compression, mtime_ns=mtime_ns)
 
 
 def read_head(container: Container, length: int = 10) -> bytes:
@@ -214,15 +214,15 @@ def read_head(container: Container, length: int = 10) -> bytes:
         return stream.read(length)
 
 
-def _choices(inside: str) -> list[str]:
-    counted = _RANGE.fullmatch(inside)
-    if not counted:
-        return inside.split(",")
-    first, last = (int(number) for number in counted.groups())
+def _brace_choices(content: str) -> list[str]:
+    range_match = _RANGE.fullmatch(content)
+    if not range_match:
+        return content.split(",")
+    first, last = (int(number) for number in range_match.groups())
     numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-    if len(numbers) > _MAX_BRACED:
-        raise SourceError(f"{{{inside}}} stands for {len(numbers)} files; at most {_MAX_BRACED} can be given")
-    return [str(number).zfill(len(counted[1])) for number in numbers]
+    if len(numbers) > _MAX_PATHS:
+        raise SourceError(f"{{{content}}} stands for {len(numbers)} files; at most {_MAX_PATHS} can be given")
+    return [str(number).zfill(len(range_match[1])) for number in numbers]
 
 
 def _relative(path: str, base: str) -> str:
@@ -230,39 +230,40 @@ def _relative(path: str, base: str) -> str:
     return path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
 
 
-def _report(hidden: set[str], base: str, on_hidden: OnHidden) -> None:
-    for path in sorted(hidden):
+def _report_hidden(hidden_paths: set[str], base: str, on_hidden: OnHidden) -> None:
+    for path in sorted(hidden_paths):
         on_hidden(_relative(path, base))
 
 
-def _matches(pattern: str, on_hidden: OnHidden) -> Iterator[str]:
+def _matching_files(pattern: str, on_hidden: OnHidden) -> Iterator[str]:
     base = base_directory(pattern)
-    below = pattern.removeprefix("./") if base == "." else pattern.removeprefix(base).lstrip("/")
-    return _walk(base, below.split("/"), on_hidden)
+    relative_pattern = pattern.removeprefix("./") if base == "." else pattern.removeprefix(base).lstrip("/")
+    return _walk_pattern(base, relative_pattern.split("/"), on_hidden)
 
 
-def _walk(directory: str, parts: list[str], on_hidden: OnHidden) -> Iterator[str]:
-    part, *rest = parts
+def _walk_pattern(directory: str, parts: list[str], on_hidden: OnHidden) -> Iterator[str]:
+    """Yields the files below a directory whose path matches the parts of a pattern; a final `**` matches all files."""
+    part, *later_parts = parts
     if part == "**":
-        yield from _walk(directory, rest or ["*"], on_hidden)
+        yield from _walk_pattern(directory, later_parts or ["*"], on_hidden)
         for folder in _subdirectories(directory, on_hidden):
-            yield from _walk(folder, parts, on_hidden)
+            yield from _walk_pattern(folder, parts, on_hidden)
         return
-    for name in storage.list_dirs(directory) if rest else storage.list_files(directory):
+    for name in storage.list_dirs(directory) if later_parts else storage.list_files(directory):
         path = storage.join(directory, name)
         if not _matches_pattern(name, part):
             continue
         if name.startswith(".") and not part.startswith("."):
-            on_hidden(path + "/" * bool(rest))
-        elif rest:
-            yield from _walk(path, rest, on_hidden)
+            on_hidden(path + "/" * bool(later_parts))
+        elif later_parts:
+            yield from _walk_pattern(path, later_parts, on_hidden)
         else:
             yield path
 
 
 def _files_below(directory: str, on_hidden: OnHidden) -> Iterator[str]:
     for name in storage.list_files(directory):
-        if name.startswith(_HIDDEN):
+        if name.startswith(_HIDDEN_PREFIXES):
             on_hidden(storage.join(directory, name))
         else:
             yield storage.join(directory, name)
@@ -274,7 +275,7 @@ def _subdirectories(directory: str, on_hidden: OnHidden) -> Iterator[str]:
     """Yields the visible subdirectories; links are skipped, because they may lead back to a parent directory."""
     for name in storage.list_dirs(directory):
         path = storage.join(directory, name)
-        if name.startswith(_HIDDEN):
+        if name.startswith(_HIDDEN_PREFIXES):
             on_hidden(f"{path}/")
         elif not os.path.islink(path):
             yield path
@@ -290,18 +291,18 @@ def _check_regular(path: str) -> None:
         raise SourceError(f"{path} is {kind}; give a file, or a pattern such as {path.rstrip('/')}/*.tar")
 
 
-State = frozenset[tuple[int, int]]
+State = frozenset[tuple[int, int]]  # index of an alternative, and of the next part in it
 
 
 @dataclass(frozen=True)
 class Pattern:
     """A pattern of paths below a directory, matched name by name.
 
-    A state holds the position in each alternative that matches so far; so a tree is walked once, and only directories
-    that may contain a match are entered. Hidden names match only parts that start with a dot.
+    A state is the set of the next parts, one of each alternative that matches so far. So a tree is listed once, and
+    only directories that may contain a match are entered. Hidden names match only parts that start with a dot.
 
     Attributes:
-      alternatives: the parts of each expansion of the braces.
+      alternatives: the parts (between slashes) of each expansion of the braces.
     """
 
     alternatives: tuple[tuple[str, ...], ...]
@@ -313,29 +314,29 @@ class Pattern:
         Raises:
           SourceError: the braces expand to too many paths.
         """
-        return cls(tuple(_parts(alternative) for alternative in braced(text)))
+        return cls(tuple(_split_parts(alternative) for alternative in expand_braces(text)))
 
     def start(self) -> State:
-        """Returns the state in the directory itself."""
+        """Returns the state for the directory itself."""
         return self._skip_double_stars({(alternative, 0) for alternative in range(len(self.alternatives))})
 
     def enter(self, state: State, folder: str) -> State:
-        """Returns the state in a subfolder; empty when nothing below it can match."""
+        """Returns the state for a subfolder of the directory of `state`; empty when no file below it can match."""
         next_state = set()
         for alternative, index in state:
             part = self.alternatives[alternative][index]
             if part == "**":
                 if not is_hidden(folder):
                     next_state.add((alternative, index))
-            elif index + 1 < len(self.alternatives[alternative]) and _fits(folder, part):
+            elif index + 1 < len(self.alternatives[alternative]) and _matches_unless_hidden(folder, part):
                 next_state.add((alternative, index + 1))
         return self._skip_double_stars(next_state)
 
-    def holds(self, state: State, name: str) -> bool:
-        """Returns whether a file of the directory matches."""
+    def matches_file(self, state: State, name: str) -> bool:
+        """Returns whether a file in the directory of `state` matches."""
         for alternative, index in state:
             parts = self.alternatives[alternative]
-            if index + 1 == len(parts) and _fits(name, parts[index]):
+            if index + 1 == len(parts) and _matches_unless_hidden(name, parts[index]):
                 return True
         return False
 
@@ -346,29 +347,30 @@ class Pattern:
             state = self.enter(state, folder)
             if not state:
                 return False
-        return self.holds(state, name)
+        return self.matches_file(state, name)
 
-    def hides(self, state: State, name: str, *, folder: bool) -> bool:
+    def matches_hidden(self, state: State, name: str, *, folder: bool) -> bool:
         """Returns whether a file would match, or a folder be entered, if its name were not hidden."""
         for alternative, index in state if is_hidden(name) else ():
             part, is_last = self.alternatives[alternative][index], index + 1 == len(self.alternatives[alternative])
+            # The last part matches files, the other parts match folders.
             if (folder and part == "**") or (folder != is_last and _matches_pattern(name, part)):
                 return True
         return False
 
     def hidden_part(self, folders: list[str], name: str) -> str:
-        """Returns a path up to the hidden name that prevents a match, a folder with `/`; empty for other paths."""
+        """Returns the path up to the hidden name that prevents a match, with `/` after a folder; else an empty text."""
         state = self.start()
         for depth, folder in enumerate(folders, 1):
             next_state = self.enter(state, folder)
             if not next_state:
-                return "/".join([*folders[:depth], ""]) if self.hides(state, folder, folder=True) else ""
+                return "/".join([*folders[:depth], ""]) if self.matches_hidden(state, folder, folder=True) else ""
             state = next_state
-        is_visible = self.holds(state, name) or not self.hides(state, name, folder=False)
+        is_visible = self.matches_file(state, name) or not self.matches_hidden(state, name, folder=False)
         return "" if is_visible else "/".join([*folders, name])
 
     def _skip_double_stars(self, state: set[tuple[int, int]]) -> State:
-        """Adds the states in which `**` matches no folder; `**` is never the last part."""
+        """Returns the state with the parts after each `**`, which may match no folder; `**` is never the last part."""
         added = state
         while added := {
             (alternative, index + 1) for alternative, index in added if self.alternatives[alternative][index] == "**"
@@ -377,28 +379,27 @@ class Pattern:
         return frozenset(state)
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def _split_parts(text: str) -> tuple[str, ...]:
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if text.endswith("/") or not parts or parts[-1] == "**":
         parts.append("*")
     return tuple(parts)
 
 
-def _fits(name: str, part: str) -> bool:
+def _matches_unless_hidden(name: str, part: str) -> bool:
     return _matches_pattern(name, part) and (not is_hidden(name) or part.startswith("."))
 
 
 def _matches_pattern(name: str, part: str) -> bool:
-    return part == "*" or bool(_compiled(part)(name))
+    return part == "*" or bool(_compile_part(part)(name))
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(part: str) -> Callable[[str], object]:
+def _compile_part(part: str) -> Callable[[str], object]:
     return re.compile(fnmatch.translate(part)).match
 
 
 EVERYTHING = Pattern((("**", "*"),))
-
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _SUFFIXES = {
@@ -417,7 +418,7 @@ _SUFFIXES = {
 
 
 def guess_kind(path: str) -> str:
-    """Returns the kind of a source, detected by its name and by what the path is on disk.
+    """Returns the kind of a source, detected by its name and by the type of the file on disk.
 
     Raises:
       SourceError: the path does not exist, or is not a source.
@@ -438,7 +439,7 @@ def guess_kind(path: str) -> str:
 
 
 def _kind_by_suffix(path: str) -> str:
-    """Returns the kind for the suffix of a name, without `-00000-of-00016`; empty for an unknown suffix."""
+    """Returns the kind for the suffix of a name, before any `-00000-of-00016`; empty for an unknown suffix."""
     name = path.rpartition("/")[2].lower()
     stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
     for suffix, kind in _SUFFIXES.items():

@@ -1,4 +1,4 @@
-"""The source that the options name. A source yields an `ImageRef` or a `Reject` for each image."""
+"""Opens the source of an ingest. A source yields a reference (`ImageRef`) or a `Reject` for each image."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from beam_jobs.types import ImageRef
 
 
 class Source(Protocol):
-    """A stream of references."""
+    """The images of an ingest, as references."""
 
     @property
     def base(self) -> str:
-        """Directory of relative uris."""
+        """Directory that relative uris start from."""
 
     @property
     def label_kind(self) -> str:
@@ -39,7 +39,7 @@ class Source(Protocol):
         """
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields every image in a fixed order, so that the same source gives the same work units.
+        """Yields every image in a fixed order, so that a repeated ingest has the same units of work.
 
         Args:
           on_hidden: called with each path that is skipped because it is hidden.
@@ -55,20 +55,20 @@ _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
     "tfds": TfdsSource,
 }
 
-# The rows of these name images by path or URL, in any directory or bucket.
+# Sources whose rows name images by path or URL, in any directory or bucket.
 _TABLE_KINDS: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
 
 
 def open_source(options: IngestOptions, on_cluster: Callable[[], bool] = lambda: False) -> Source:
-    """Returns the source that the options name, checked.
+    """Returns the source of the options, after its `check`.
 
     Args:
       options: options of the ingest.
-      on_cluster: returns whether workers of a cluster read the images; called only if that can be refused.
+      on_cluster: returns whether workers of a cluster read the images; called only for sources that may be too large.
 
     Raises:
       SourceError: the source does not exist or cannot be ingested.
-      OptionError: an option does not fit the source, or the source does not fit a cluster.
+      OptionError: an option does not fit the source, or the source is too large for the workers of a cluster.
     """
     kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
@@ -83,12 +83,12 @@ def open_source(options: IngestOptions, on_cluster: Callable[[], bool] = lambda:
 
 
 def _check_columns(kind: str, options: IngestOptions) -> None:
-    """Raises `OptionError` for columns that a source without columns would ignore silently."""
+    """Raises `OptionError` for columns that a source without columns would ignore silently; a glob only has `label`."""
     if kind not in ("folder", "glob"):
         return
     values, defaults = vars(options.columns), vars(TableColumns())
-    changed = [name for name in values if values[name] != defaults[name] and (kind, name) != ("glob", "label")]
-    if changed:
+    ignored = [name for name in values if values[name] != defaults[name] and (kind, name) != ("glob", "label")]
+    if ignored:
         raise OptionError(
-            f"columns.{changed[0]} is {values[changed[0]]!r}, but {options.source} is a {kind} and has no columns"
+            f"columns.{ignored[0]} is {values[ignored[0]]!r}, but {options.source} is a {kind} and has no columns"
         )

@@ -30,10 +30,9 @@ from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import RejectReason
 
 T = TypeVar("T")
-
-PATIENCE = 10  # timeouts within which a response must be complete
-_MAX_HOSTS = 32  # with idle connections; with 8 connections each they stay far below the limit of open files
-_MAX_ADDRESSES = 4  # of a host that are tried: each may take a full timeout
+_RESPONSE_TIMEOUTS = 10  # a response must be complete within this number of timeouts
+_MAX_HOSTS = 32  # hosts with idle connections: at 8 connections each, far below the limit of open files
+_MAX_ADDRESSES = 4  # addresses of a host to try: each may take a full timeout
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses in networks with IPv6 only
 _UNICAST = ipaddress.ip_network("2000::/3")  # all public IPv6 addresses
 # Special networks that some versions of `ipaddress` report as global; clouds provide secrets at two of them.
@@ -43,7 +42,7 @@ _SPECIAL = tuple(
 )
 _AGENT = "feedline"
 _OPT_OUTS = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
-_WITH_VALUE = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")  # also before a colon
+_DIRECTIVES_WITH_VALUE = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
 _LOGGING_MODULES = ("connection", "connectionpool", "response")  # modules of urllib3 that log contents of responses
 
 
@@ -52,7 +51,7 @@ class FetchError(Exception):
 
     Attributes:
       temporary: whether another attempt may succeed.
-      retry_after_s: seconds to wait before it, as the server requests; None when it does not.
+      retry_after_s: pause before another attempt that the server requests, in seconds; None without a request.
     """
 
     def __init__(self, detail: str, temporary: bool, retry_after_s: float | None = None) -> None:
@@ -84,9 +83,9 @@ def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def make_manager(options: HttpOptions) -> PoolManager:
     """Returns a connection pool that checks certificates and addresses and uses no proxy."""
-    for module in _LOGGING_MODULES:  # their messages hold URLs and headers, with secrets and control characters
+    for module in _LOGGING_MODULES:  # their messages contain URLs and headers, with secrets and control characters
         logging.getLogger(f"urllib3.{module}").setLevel(logging.CRITICAL)
-    # Not the context of the standard library: with that, urllib3 does not check certificates of hosts given as numbers.
+    # With the context of the standard library, urllib3 does not check certificates of hosts given as IP addresses.
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.load_default_certs()
     with contextlib.suppress(ImportError):  # small containers have no system certificates
@@ -111,12 +110,12 @@ class _Socket(socket.socket):
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         if time.monotonic() > self.deadline:
-            raise TimeoutError("the deadline of the answer has passed")
+            raise TimeoutError("the deadline of the response has passed")
         return super().recv_into(*args, **kwargs)
 
 
 class _TlsSocket(_Socket, ssl.SSLSocket):
-    """The same with TLS; the SSL context creates it from a plain socket."""
+    """A `_Socket` with TLS; the SSL context creates it from a plain socket."""
 
 
 class _CheckedConnection:
@@ -139,10 +138,10 @@ class _CheckedConnection:
             super().request(*args, **kwargs)  # type: ignore[misc]
         finally:  # a response is also read after a request that failed
             if isinstance(self.sock, _Socket):
-                self.sock.deadline = time.monotonic() + PATIENCE * self.timeout
+                self.sock.deadline = time.monotonic() + _RESPONSE_TIMEOUTS * self.timeout
 
     def _new_conn(self) -> socket.socket:
-        # The only step of urllib3 that resolves and connects; 1.26 and 2 call it by this name.
+        # In urllib3 1.26 and 2, only this method resolves the host and connects.
         cause: OSError | None = None
         for family, kind, protocol, _, address in self._resolve()[:_MAX_ADDRESSES]:
             sock = _Socket(family, kind, protocol)
@@ -164,10 +163,10 @@ class _CheckedConnection:
         except (OSError, UnicodeError) as error:
             temporary = getattr(error, "errno", None) == socket.EAI_AGAIN
             raise FetchError(f"the host {host} cannot be resolved: {error}", temporary) from error
-        permitted = [entry for entry in infos if not self._public_only or is_public(str(entry[4][0]))]
-        if not permitted:
+        permitted_infos = [info for info in infos if not self._public_only or is_public(str(info[4][0]))]
+        if not permitted_infos:
             raise BadImage(RejectReason.ADDRESS_REFUSED, f"{host} is at {infos[0][4][0]}, which is not public")
-        return permitted
+        return permitted_infos
 
 
 class _HttpConnection(_CheckedConnection, HTTPConnection):
@@ -186,15 +185,14 @@ class _HttpsPool(HTTPSConnectionPool):
     ConnectionCls = _HttpsConnection
 
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_TEMPORARY = frozenset({429, 500, 502, 503, 504})
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+_TEMPORARY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _MAX_REDIRECTS = 5
 _PIECE_BYTES = 1 << 16
-_NO_URL = "the URL, or a redirect, is not valid"
+_BAD_URL = "the URL, or a redirect, is not valid"
 _MAX_HOST = 255  # characters
 _MAX_TEXT = 80  # characters of a text from a server in a message
 _MAX_TAG = 200  # characters of an ETag; those of servers have up to 70
-
 _client_lock = threading.Lock()
 
 
@@ -210,19 +208,20 @@ def attempt(url: str, options: HttpOptions, limit: int) -> bytes | FetchError:
 def attempt_checksum(url: str, options: HttpOptions) -> str | FetchError:
     """Returns the strong ETag of a URL and the length of its body, after redirects; see `attempt`.
 
-    The ETag is other text for other bytes: https://www.rfc-editor.org/rfc/rfc9110#section-8.8.1. Without one, and where
-    the server answers no request for the header alone, the text is empty.
+    Other bytes have another strong ETag: https://www.rfc-editor.org/rfc/rfc9110#section-8.8.1. The result is empty
+    without a strong ETag, and when the server does not answer HEAD requests.
     """
     return _follow(url, options, "HEAD", _read_checksum)
 
 
 def _follow(url: str, options: HttpOptions, method: str, read: Callable[[Any], T]) -> T | FetchError:
+    """Returns the result of `read` for the response after all redirects, or the error of this attempt."""
     with _client_lock:  # two clients would allow twice the requests to a host
-        client = _client(options)
+        client = _shared_client(options)
     try:
         return client.follow(url, method, read)
-    except FetchError as failed:
-        return failed
+    except FetchError as error:
+        return error
 
 
 class _Client:
@@ -232,11 +231,11 @@ class _Client:
         self._options = options
         self._timeout = Timeout(connect=options.timeout_s, read=options.timeout_s)
         self._manager = make_manager(options)
-        self._semaphores = _HostLimits(options.per_host)
+        self._host_limits = _HostLimits(options.per_host)
         self._agent = f"{_AGENT}/{metadata.version('feedline')}"
 
     def follow(self, url: str, method: str, read: Callable[[Any], T]) -> T:
-        """Returns what `read` takes from the response at the end of the redirects."""
+        """Returns the result of `read` for the response after all redirects."""
         for _ in range(_MAX_REDIRECTS + 1):
             location, result = self._request(url, method, read)
             if not location:
@@ -246,11 +245,11 @@ class _Client:
 
     def _request(self, url: str, method: str, read: Callable[[Any], T]) -> tuple[str, T]:
         """Returns the location of a redirect, empty for another response, and the result of `read`."""
-        target = _parse_url(url)
+        parsed_url = _parse_url(url)
         headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
-        if target.auth:
-            headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(target.auth)).decode()}"
-        with self._semaphores.enter(target.host), _convert_errors(target.host, self._options.timeout_s):
+        if parsed_url.auth:
+            headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(parsed_url.auth)).decode()}"
+        with self._host_limits.enter(parsed_url.host), _convert_errors(parsed_url.host, self._options.timeout_s):
             response = self._manager.urlopen(
                 method,
                 url,
@@ -263,73 +262,73 @@ class _Client:
                 enforce_content_length=True,
             )
             try:
-                location = response.headers.get("Location", "") if response.status in _REDIRECTS else ""
-                failed = not location and not 200 <= response.status < 300
-                if failed and (method == "GET" or response.status in _TEMPORARY):
-                    temporary = response.status in _TEMPORARY
-                    detail = f"{target.host} returned HTTP {response.status}"
+                location = response.headers.get("Location", "") if response.status in _REDIRECT_STATUSES else ""
+                is_failure = not location and not 200 <= response.status < 300
+                if is_failure and (method == "GET" or response.status in _TEMPORARY_STATUSES):  # HEAD may be refused
+                    temporary = response.status in _TEMPORARY_STATUSES
+                    detail = f"{parsed_url.host} returned HTTP {response.status}"
                     raise FetchError(detail, temporary, _retry_after_s(response))
                 return location, read(response)
             finally:
                 response.close()  # a response that was read to its end has already returned its connection
 
 
-_client = functools.cache(_Client)  # one for equal options
+_shared_client = functools.cache(_Client)  # attempts with equal options share one client
 
 
 class _HostLimits:
     """Limits the number of requests to a host at a time.
 
-    The pools of urllib3 can do it only for few hosts: with many, it drops the least recently used pools, and with them
-    the requests that wait there.
+    The pools of urllib3 can limit them only for few hosts: with many hosts, urllib3 drops the least recently used
+    pools, with the requests that wait in them.
     """
 
     def __init__(self, max_per_host: int) -> None:
         self._max_per_host = max_per_host
         self._lock = threading.Lock()
         self._semaphores: dict[str, threading.Semaphore] = {}
-        self._users: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def enter(self, host: str) -> Iterator[None]:
         with self._lock:
             semaphore = self._semaphores.setdefault(host, threading.Semaphore(self._max_per_host))
-            self._users[host] += 1
+            self._request_counts[host] += 1
         try:
             with semaphore:
                 yield
         finally:
             with self._lock:
-                self._users[host] -= 1
-                if not self._users[host]:  # a list of a million hosts must not leave a million semaphores
-                    del self._semaphores[host], self._users[host]
+                self._request_counts[host] -= 1
+                if not self._request_counts[host]:  # a list of a million hosts must not leave a million semaphores
+                    del self._semaphores[host], self._request_counts[host]
 
 
 def _parse_url(url: str) -> Url:
     try:
-        target = parse_url(url)
+        parsed_url = parse_url(url)
     except exceptions.HTTPError as error:
-        raise FetchError(_NO_URL, temporary=False) from error
-    if target.scheme and target.scheme not in ("http", "https"):
-        detail = f"{_line(target.scheme)}:// is not allowed; only http:// and https:// are fetched"
+        raise FetchError(_BAD_URL, temporary=False) from error
+    if parsed_url.scheme and parsed_url.scheme not in ("http", "https"):
+        detail = f"{_printable_line(parsed_url.scheme)}:// is not allowed; only http:// and https:// are fetched"
         raise BadImage(RejectReason.ADDRESS_REFUSED, detail)
-    host = target.host or ""
-    if not target.scheme or not 0 < len(host) < _MAX_HOST or not host.isprintable():
-        raise FetchError(_NO_URL, temporary=False)
-    return target
+    host = parsed_url.host or ""
+    if not parsed_url.scheme or not 0 < len(host) < _MAX_HOST or not host.isprintable():
+        raise FetchError(_BAD_URL, temporary=False)
+    return parsed_url
 
 
 def _join(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError as error:
-        raise FetchError(_NO_URL, temporary=False) from error
+        raise FetchError(_BAD_URL, temporary=False) from error
 
 
 def _read_body(response: Any, limit: int, ignore_robots_tag: bool) -> bytes:
-    if response.status in _REDIRECTS:
-        return b""
-    if not ignore_robots_tag and (directive := _opt_out(response.headers.getlist("X-Robots-Tag"))):
+    if response.status in _REDIRECT_STATUSES:
+        return b""  # the body of a redirect is not used
+    if not ignore_robots_tag and (directive := _opt_out_directive(response.headers.getlist("X-Robots-Tag"))):
         raise BadImage(RejectReason.OPTED_OUT, f"the server sends X-Robots-Tag: {directive}; see --ignore-robots-tag")
     pieces = []
     remaining = limit
@@ -339,17 +338,17 @@ def _read_body(response: Any, limit: int, ignore_robots_tag: bool) -> bytes:
     return b"".join(pieces)
 
 
-def _opt_out(lines: Iterable[str]) -> str:
+def _opt_out_directive(lines: Iterable[str]) -> str:
     """Returns the directive of `X-Robots-Tag` headers that forbids a use in datasets; empty for none.
 
-    A directive may follow the name of the client that it and the next ones are for. They are those that img2dataset
+    A client name before a directive limits it and the next ones to that client. The opt-outs are those that img2dataset
     obeys, and `none`, which includes `noindex`. Source: https://developers.google.com/search/docs/crawling-indexing/robots-meta-tag
     """
     for line in lines:
         client = "*"
         for part in line.lower().split(","):  # a proxy may join lines for several clients
             name, colon, directive = (text.strip() for text in part.partition(":"))
-            if colon and name not in _WITH_VALUE:
+            if colon and name not in _DIRECTIVES_WITH_VALUE:
                 client, name = name, directive
             if client in ("*", _AGENT) and name in _OPT_OUTS:
                 return name
@@ -357,12 +356,12 @@ def _opt_out(lines: Iterable[str]) -> str:
 
 
 def _read_checksum(response: Any) -> str:
-    tag, length = (response.headers.get(name, "") for name in ("ETag", "Content-Length"))
-    is_strong = 200 <= response.status < 300 and tag.startswith('"') and len(tag) > len('""')
-    return f"{_line(tag, _MAX_TAG)} {_line(length)}" if is_strong and len(tag) <= _MAX_TAG else ""
+    etag, length = (response.headers.get(name, "") for name in ("ETag", "Content-Length"))
+    is_strong = 200 <= response.status < 300 and etag.startswith('"') and len(etag) > len('""')
+    return f"{_printable_line(etag, _MAX_TAG)} {_printable_line(length)}" if is_strong and len(etag) <= _MAX_TAG else ""
 
 
-def _line(text: object, limit: int = _MAX_TEXT) -> str:
+def _printable_line(text: object, limit: int = _MAX_TEXT) -> str:
     """Returns a text from a server in printable characters, shortened."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:limit])
 
@@ -376,20 +375,21 @@ def _retry_after_s(response: Any) -> float | None:
 
 @contextlib.contextmanager
 def _convert_errors(host: str, timeout_s: float) -> Iterator[None]:
-    """Replaces the errors of urllib3, whose messages hold the complete URL, with its passwords."""
+    """Replaces the errors of urllib3, whose messages contain the complete URL with its passwords."""
     try:
         yield
     except exceptions.TimeoutError as error:
-        detail = f"{host} was silent for {timeout_s:g} s, or its response took more than {PATIENCE * timeout_s:g} s"
+        limit_s = _RESPONSE_TIMEOUTS * timeout_s
+        detail = f"{host} sent nothing for {timeout_s:g} s, or its response took more than {limit_s:g} s"
         raise FetchError(detail, temporary=True) from error
     except exceptions.SSLError as error:
         cause = error.args[0] if error.args else error
-        untrusted = isinstance(cause, ValueError)  # the type of certificate errors, of Python and urllib3
+        is_untrusted = isinstance(cause, ValueError)  # the type of certificate errors, of Python and urllib3
         detail = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or str(cause)
-        raise FetchError(f"no safe connection to {host}: {detail}", temporary=not untrusted) from error
+        raise FetchError(f"no safe connection to {host}: {detail}", temporary=not is_untrusted) from error
     except exceptions.HTTPError as error:
         cause = error.args[-1] if error.args else error
         if isinstance(error, exceptions.LocationValueError) or isinstance(cause, InvalidURL):
-            raise FetchError(_NO_URL, temporary=False) from error
+            raise FetchError(_BAD_URL, temporary=False) from error
         temporary = isinstance(error, (exceptions.ProtocolError, exceptions.ClosedPoolError))
-        raise FetchError(f"the connection to {host} broke: {_line(cause)}", temporary) from error
+        raise FetchError(f"the connection to {host} broke: {_printable_line(cause)}", temporary) from error

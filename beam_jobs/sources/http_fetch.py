@@ -1,9 +1,9 @@
 """Fetching images from web servers, with retries, timeouts, a limit of requests per host, and checks of the address.
 
-An attempt ends when the server is silent for `HttpOptions.timeout_s`, while connecting or reading, and when a response
-is not complete after ten times that, so that a server that sends a byte per second cannot block a worker forever. A
-redirect is a separate response. A name look-up takes as long as the resolver of the system allows. The body is used as
-sent, without decompression, and not read past the limit.
+An attempt ends when the server sends nothing for `HttpOptions.timeout_s`, while connecting or reading, and when a
+response is not complete after ten times that, so that a server that sends a byte per second cannot block a worker
+forever. Each redirect is a separate response. A name look-up takes as long as the resolver of the system allows. The
+body is used as sent, without decompression, and not read past the limit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from beam_jobs.sources.http_client import FetchError
 
 T = TypeVar("T")
-
 _FIRST_PAUSE_S = 0.5  # doubled for every further attempt
 _MAX_PAUSE_S = 30.0
 _MAX_RETRY_AFTER_S = 60.0  # for pauses that the server requests
 
 # Query parameters of signed URLs, in lower case.
-_PREFIXES = ("x-amz-", "x-goog-")
+_SIGNATURE_PREFIXES = ("x-amz-", "x-goog-")
 _SIGNATURE_NAMES = frozenset({"sig", "signature", "expires"})
-_WITH_SIGNATURE = frozenset({"googleaccessid", "awsaccesskeyid", "key-pair-id", "policy"})
+_WITH_SIGNATURE = frozenset({"googleaccessid", "awsaccesskeyid", "key-pair-id", "policy"})  # with `signature`
 # Common names, which are part of a signature only together with `sig`.
 # Source: https://learn.microsoft.com/rest/api/storageservices/create-service-sas
 _WITH_SIG = frozenset(
@@ -45,8 +44,8 @@ def is_url(uri: str) -> bool:
     return uri[:8].lower().startswith(("http://", "https://"))
 
 
-def unsigned(uri: str) -> str:
-    """Returns a URL without its signature, with which every reader could fetch the file until it expires.
+def remove_signature(uri: str) -> str:
+    """Returns a URL without its signature, with which readers of a dataset could fetch the file until it expires.
 
     The parameters of S3, Google Cloud Storage, CloudFront and Azure are removed. All other parts of a URL, and texts
     that are not a URL, stay as they are.
@@ -54,17 +53,16 @@ def unsigned(uri: str) -> str:
     if not is_url(uri) or "?" not in uri:
         return uri
     address, _, query = uri.partition("?")
-    query, mark, fragment = query.partition("#")
+    query, hash_sign, fragment = query.partition("#")
     parts = query.split("&")
     names = [part.partition("=")[0].lower() for part in parts]
-    secret = set(_SIGNATURE_NAMES)
-    secret |= (_WITH_SIG if "sig" in names else set()) | (_WITH_SIGNATURE if "signature" in names else set())
-    remaining = [
-        part for part, name in zip(parts, names, strict=True) if name not in secret and not name.startswith(_PREFIXES)
-    ]
-    if len(remaining) == len(parts):
+    secret_names = set(_SIGNATURE_NAMES)
+    secret_names |= (_WITH_SIG if "sig" in names else set()) | (_WITH_SIGNATURE if "signature" in names else set())
+    is_secret = [name in secret_names or name.startswith(_SIGNATURE_PREFIXES) for name in names]
+    remaining_parts = [part for part, secret in zip(parts, is_secret, strict=True) if not secret]
+    if len(remaining_parts) == len(parts):
         return uri
-    return address + ("?" + "&".join(remaining) if remaining else "") + mark + fragment
+    return address + ("?" + "&".join(remaining_parts) if remaining_parts else "") + hash_sign + fragment
 
 
 def fetch(url: str, options: HttpOptions, limit: int) -> bytes:
@@ -83,7 +81,7 @@ def fetch(url: str, options: HttpOptions, limit: int) -> bytes:
 
 
 def checksum(url: str, options: HttpOptions) -> str:
-    """Returns a text of the server that differs for another body; empty if it gives none. See `fetch`."""
+    """Returns the strong ETag and the length of a file; empty if the server sends no strong ETag. Raises as `fetch`."""
     from beam_jobs.sources import http_client
 
     return _retry(lambda: http_client.attempt_checksum(url, options), options)
@@ -92,12 +90,12 @@ def checksum(url: str, options: HttpOptions) -> str:
 def _retry(attempt_once: Callable[[], T | FetchError], options: HttpOptions) -> T:
     from beam_jobs.sources import http_client
 
-    attempt = 1
+    attempt_count = 1
     while isinstance(result := attempt_once(), http_client.FetchError):
-        if not result.temporary or attempt > options.retries:
-            raise BadImage(RejectReason.NOT_FETCHED, f"{result}; {plural(attempt, 'attempt')}") from result
-        time.sleep(_pause_s(attempt, result.retry_after_s))
-        attempt += 1
+        if not result.temporary or attempt_count > options.retries:
+            raise BadImage(RejectReason.NOT_FETCHED, f"{result}; {plural(attempt_count, 'attempt')}") from result
+        time.sleep(_pause_s(attempt_count, result.retry_after_s))
+        attempt_count += 1
     return result
 
 

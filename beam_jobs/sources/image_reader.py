@@ -1,6 +1,6 @@
 """Reading the bytes of an image from a file, local or remote, a web server, or a slice of a container.
 
-A container is a tar or zip archive, a TFRecord file, or a spool of the ingest itself.
+A container is a tar or zip archive, a TFRecord file, or a temporary file of the ingest, its spool.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from beam_jobs.rejects import RejectReason
 from beam_jobs.sources import http_fetch
 from beam_jobs.storage import decompress
 
-STORED = "stored"  # the bytes as they are
+STORED = "stored"  # bytes that are not compressed
 DEFLATE = "deflate"  # a compressed member of a zip archive
 EXAMPLE = "example"  # a record of a TFRecord file; one of its features holds the image
-SPOOL = "spool"  # bytes that the ingest stores between its stages; the path is relative to the work directory
+SPOOL = "spool"  # bytes in a file that the ingest writes between its stages; the path is relative to the work directory
 METHODS = (STORED, DEFLATE, EXAMPLE, SPOOL)
 
 
@@ -47,18 +47,18 @@ class Slice:
 
     @property
     def text(self) -> str:
-        """The slice as text, for tables; `parse` reads it."""
+        """The slice as text, for tables; `parse` is the inverse."""
         encoding = f"{self.method}+{self.compression}" if self.compression else self.method
         return f"{encoding}:{self.offset}:{self.length}:{len(self.feature)}:{self.feature}{self.path}"
 
     @classmethod
     def parse(cls, text: str) -> Slice:
-        """Returns the slice of a `text`.
+        """Returns the slice whose `text` is given.
 
         Raises:
-          ValueError: `text` is not the text of a slice.
+          ValueError: `text` does not describe a slice.
         """
-        encoding, offset, length, feature_length, rest = text.split(":", 4)
+        encoding, offset, length, feature_length, feature_and_path = text.split(":", 4)
         method, _, compression = encoding.partition("+")
         if method not in METHODS:
             raise ValueError(f"{text!r:.80} is not the text of a slice")
@@ -67,8 +67,8 @@ class Slice:
             method=method,
             offset=int(offset),
             length=int(length),
-            feature=rest[:feature_end],
-            path=rest[feature_end:],
+            feature=feature_and_path[:feature_end],
+            path=feature_and_path[feature_end:],
             compression=compression,
         )
 
@@ -78,7 +78,7 @@ _REMOTE_THREADS = 32  # for web servers and object stores: a response takes tens
 
 
 class TruncatedFile(OSError):
-    """A file ends before the byte range that is read."""
+    """A file ends before the end of the byte range to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Reader:
     Attributes:
       base: directory of relative uris and of the paths of slices.
       max_bytes: largest image, in bytes; of a larger one, `max_bytes` + 1 bytes are read, so that it is rejected.
-      work: directory of the spools of the ingest.
+      work: work directory of the ingest, with its spools.
       http: options for web servers.
     """
 
@@ -99,7 +99,7 @@ class Reader:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Reader:
-        """Returns the reader of which `dataclasses.asdict` gave the values."""
+        """Returns the reader for values of `dataclasses.asdict`."""
         return cls(**{**values, "http": HttpOptions(**values["http"])})
 
     def read(self, uri: str, slice_text: str = "") -> bytes:
@@ -110,7 +110,7 @@ class Reader:
           slice_text: `Slice.text` when the image lies in a container.
 
         Raises:
-          BadImage: the image does not exist, or its container does not hold it.
+          BadImage: the image does not exist, or is not in its container.
           Unreadable: the image may exist and cannot be read; see `storage.is_no_file`.
           SourceError: the compressed container cannot be unpacked on this machine; see `decompress.decompressed_path`.
         """
@@ -131,12 +131,12 @@ class Reader:
 
         Args:
           places: `uri` and `slice` of each image.
-          cores: number of threads that compute.
+          cores: number of CPU cores to use.
         """
         return max(cores, _REMOTE_THREADS) if any(storage.is_remote(self.path(*place)) for place in places) else cores
 
-    def are_plain(self, places: Iterable[tuple[str, str]]) -> bool:
-        """Returns whether all images lie in local files, as they are; for the argument see `threads`."""
+    def are_directly_readable(self, places: Iterable[tuple[str, str]]) -> bool:
+        """Returns whether all images lie in local files, none of them a compressed container; see `threads`."""
         return not any(
             storage.is_remote(self.path(uri, text)) or (text and Slice.parse(text).compression) for uri, text in places
         )
@@ -169,7 +169,7 @@ def read_at(path: str, offset: int, length: int) -> bytes:
       TruncatedFile: the file ends before the end of the range.
       OSError: the file cannot be read.
     """
-    data = storage.read_range(path, offset, length) if length else b""  # stores read an empty range as the full file
+    data = storage.read_range(path, offset, length) if length else b""  # stores return the full file for an empty range
     if len(data) < length:
         # Without the path: the text is written to `rejects.parquet`, which must not contain the path of the source.
         raise TruncatedFile(f"it ends at byte {offset + len(data)}; {length} bytes from byte {offset} are needed")
@@ -217,8 +217,8 @@ def decode_example(payload: bytes) -> dict[str, list]:
         raise BadImage(RejectReason.BAD_MEMBER, "the record is not a tf.train.Example") from error
 
 
-def _image_feature(payload: bytes, name: str) -> bytes:
-    values = decode_example(payload).get(name)
+def _image_feature(payload: bytes, feature_name: str) -> bytes:
+    values = decode_example(payload).get(feature_name)
     if not values or not isinstance(values[0], bytes):
-        raise BadImage(RejectReason.BAD_MEMBER, f"the feature {name!r} of the record holds no bytes")
+        raise BadImage(RejectReason.BAD_MEMBER, f"the feature {feature_name!r} of the record holds no bytes")
     return values[0]

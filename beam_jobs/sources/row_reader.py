@@ -1,4 +1,4 @@
-"""References from rows, column -> cell, of tables and other sources; and the buckets that a table may name.
+"""Converts rows (column -> cell) of tables and other sources to references, and limits the buckets that they may name.
 
 The buckets are limited because a table may come from a stranger, while images are read with the user's credentials.
 """
@@ -21,7 +21,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import MAX_NAME_BYTES, reference, regular_file, scan_reject
 from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef
 
-# Filesystems for which Beam uses credentials; the reader does not support others, or they need none.
+# File systems that Beam reads with credentials. Others need no credentials, or are not supported.
 _BUCKET = re.compile(r"(s3|gs|azfs|hdfs)://[^/]*", re.IGNORECASE)
 _SHOWN_BUCKETS = 5
 _SHOWN_CHARACTERS = 80
@@ -48,36 +48,35 @@ def allowed_buckets(options: IngestOptions) -> frozenset[str]:
 def refuse_other_buckets(
     entries: Iterable[ImageRef | Reject], table: str, buckets: Set[str]
 ) -> Iterator[ImageRef | Reject]:
-    """Yields the entries of a table up to the first that lies in another bucket.
+    """Yields the entries of a table up to the first image or mask in another bucket.
 
     Args:
-      entries: the entries of the table, before an image is read.
+      entries: the entries of the table; no image has been read.
       table: path of the table.
       buckets: the buckets that the table may name, see `allowed_buckets`.
 
     Raises:
       SourceError: the table names other buckets; the message lists them.
     """
-    others: set[str] = set()
+    other_buckets: set[str] = set()
     for entry in entries:
         if isinstance(entry, ImageRef):
             mask = entry.annotations.mask if entry.annotations else None
-            others |= {parse_bucket(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
-        if not others:
+            other_buckets |= {parse_bucket(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
+        if not other_buckets:
             yield entry
-    if others:
-        names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
+    if other_buckets:
+        names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(other_buckets)]
         raise SourceError(
             f"{table} names images in other buckets, which would be read with your credentials: "
             f"{strings.some(names, _SHOWN_BUCKETS)}; to allow that, give --allow-bucket {names[0]} "
-            "(setting ingest.allow_buckets), once for each of them"
+            "(setting ingest.allow_buckets), once for each bucket"
         )
 
 
 NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NUMBER_BYTES = 8
 _MAX_FLOAT32 = 3.4028234e38  # a record holds numbers as float32
-
 Row = Mapping[str, Any]
 
 
@@ -109,15 +108,16 @@ class RowReader:
         columns = self.columns
         key, uri = row_name, ""
         try:
-            uri = _cell(row, columns.image)
-            key = http_fetch.unsigned(_cell(row, columns.key) or uri or row_name)
+            uri = _cell_text(row, columns.image)
+            key = http_fetch.remove_signature(_cell_text(row, columns.key) or uri or row_name)
             if fault:
                 raise bad_annotation(fault)
             if not uri:
                 raise BadImage(RejectReason.NOT_A_FILE, f"the cell of column {columns.image!r} is empty")
             return self._reference(row, key, uri)
         except BadImage as bad:
-            return scan_reject(key, http_fetch.unsigned(uri) or row_name, bad.reason, f"{row_name}: {bad.detail}")
+            detail = f"{row_name}: {bad.detail}"
+            return scan_reject(key, http_fetch.remove_signature(uri) or row_name, bad.reason, detail)
 
     def _reference(self, row: Row, key: str, uri: str) -> ImageRef | Reject:
         columns = self.columns
@@ -129,11 +129,11 @@ class RowReader:
         ref = ImageRef(
             key=key,
             uri=uri,
-            label="" if columns.labels else _cell(row, columns.label),
-            group=_cell(row, columns.group),
-            split=_cell(row, columns.split),
+            label="" if columns.labels else _cell_text(row, columns.label),
+            group=_cell_text(row, columns.group),
+            split=_cell_text(row, columns.split),
             extra={
-                name: self._extra(row, name, kind)
+                name: self._extra_value(row, name, kind)
                 for name, kind in self.kinds.items()
                 if _has_value(row.get(name), kind)
             },
@@ -143,7 +143,7 @@ class RowReader:
         if annotations.mask is None or isinstance(ref_or_reject, Reject):
             return ref_or_reject
         # A changed mask has to be examined again like a changed image.
-        return replace(ref_or_reject, mtime_ns=max(ref_or_reject.mtime_ns, self._mask_time(annotations.mask)))
+        return replace(ref_or_reject, mtime_ns=max(ref_or_reject.mtime_ns, self._mask_mtime_ns(annotations.mask)))
 
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)
@@ -153,12 +153,12 @@ class RowReader:
         return tuple(sorted({name for name in names if name}))
 
     def _mask(self, row: Row) -> str:
-        uri = _cell(row, self.columns.mask)
+        uri = _cell_text(row, self.columns.mask)
         if not uri:
             raise bad_annotation(f"the cell of column {self.columns.mask!r} is empty")
         return uri
 
-    def _mask_time(self, uri: str) -> int:
+    def _mask_mtime_ns(self, uri: str) -> int:
         path = self._path(uri)
         if storage.is_remote(path):
             return 0
@@ -169,7 +169,7 @@ class RowReader:
         except OSError:  # the examination reads the mask and reports the error
             return 0
 
-    def _extra(self, row: Row, name: str, kind: type) -> ExtraValue:
+    def _extra_value(self, row: Row, name: str, kind: type) -> ExtraValue:
         value = row[name]
         self._check_bytes(value, name)
         if isinstance(value, list):
@@ -188,10 +188,10 @@ class RowReader:
 
 
 def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[Any], type]) -> dict[str, type]:
-    """Returns the narrowest of int, float and text that holds all cells of each extra column.
+    """Returns extra column -> the narrowest of int, float and str that represents all its cells.
 
     A record holds a float as float32. So integers with a decimal point, such as `123456701.0`, are int when float32
-    would change one of them, and a column of fractions and integers that float64 would change is text.
+    would change one of them, and a column of fractions and integers that float64 would change is str.
 
     Args:
       rows: all rows of the source; they are consumed.
@@ -210,15 +210,15 @@ def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[An
 
 @dataclass
 class _Column:
-    """The common type of the cells of an extra column, and whether int, float32 and float64 hold all of them exactly.
+    """The common type of the cells of an extra column, and whether int, float32 and float64 represent each one exactly.
 
-    A missing number, a cell of NaN, only affects the type.
+    A cell of NaN, a missing number, only affects `kind`.
     """
 
     kind: type = int
     is_int: bool = True
-    float32: bool = True
-    float64: bool = True
+    is_float32: bool = True
+    is_float64: bool = True
 
     def add(self, value: Any, kind: type) -> None:
         self.kind = max(self.kind, kind, key=EXTRA_TYPES.index)
@@ -227,14 +227,14 @@ class _Column:
         for item in value if isinstance(value, list) else [value]:
             number = kind(item) if isinstance(item, str) else item
             self.is_int = self.is_int and is_whole(number)
-            self.float32 = self.float32 and fits_float32(number)
-            self.float64 = self.float64 and (isinstance(number, float) or float(number) == number)
+            self.is_float32 = self.is_float32 and fits_float32(number)
+            self.is_float64 = self.is_float64 and (isinstance(number, float) or float(number) == number)
 
     @property
     def narrowest(self) -> type:
-        if self.kind is not float or self.float32:
+        if self.kind is not float or self.is_float32:
             return self.kind
-        return int if self.is_int else float if self.float64 else str
+        return int if self.is_int else float if self.is_float64 else str
 
 
 def bad_annotation(detail: str) -> BadImage:
@@ -243,22 +243,22 @@ def bad_annotation(detail: str) -> BadImage:
 
 
 def value_kind(value: Any, path: str = "") -> type:
-    """Returns the type of a value, int, float or str; for a list, the type that holds every item.
+    """Returns the type of a value, int, float or str; for a list, the narrowest type for all items.
 
     Raises:
-      SourceError: the value is not a number, a text or a list of them; the message begins with the path, if given.
+      SourceError: the value is not a number, a text or a list of these; the message begins with the path, if given.
     """
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
         return max((value_kind(item, path) for item in value), key=EXTRA_TYPES.index)
     if not isinstance(value, (bool, int, float, str)):
         prefix = f"{path}: " if path else ""
-        raise SourceError(f"{prefix}an extra column holds {value!r:.60}; only numbers, text and lists of them fit")
+        raise SourceError(f"{prefix}an extra column holds {value!r:.60}; it must hold numbers, text or lists of these")
     if isinstance(value, (bool, int)):
         return int if -(1 << 63) <= value < 1 << 63 else str
     return float if isinstance(value, float) else str
 
 
-def _cell(row: Row, column: str) -> str:
+def _cell_text(row: Row, column: str) -> str:
     return _to_text(row.get(column), column) if column else ""
 
 
@@ -269,7 +269,7 @@ def _to_text(value: Any, column: str) -> str:
     if isinstance(value, (list, dict, tuple, bytes)):
         raise bad_annotation(f"column {column!r} holds {value!r:.60}; it must hold a single text or number")
     text = str(value).strip()
-    # Most of a long text is not looked at: a small file can repeat it a million times.
+    # The length is checked first, because a small file can repeat a long text a million times.
     if len(text) > MAX_NAME_BYTES or len(_check_utf8(text, column).encode()) > MAX_NAME_BYTES:
         detail = f"column {column!r} holds {text[:60]!r}..., which has more than the {MAX_NAME_BYTES} bytes allowed"
         raise bad_annotation(detail)
@@ -305,18 +305,18 @@ def _is_missing_number(value: Any) -> bool:
 
 
 def _has_value(value: Any, kind: type) -> bool:
-    """Returns whether a cell goes into the record; in a column of int, NaN is a missing value."""
+    """Returns whether a cell is stored in the record; in a column of int, NaN is a missing value."""
     return not (_is_empty(value) or (kind is int and _is_missing_number(value)))
 
 
-def _convert(value: Any, name: str, kind: type) -> Any:
+def _convert(value: Any, column: str, kind: type) -> Any:
     try:
-        stripped = value.strip() if isinstance(value, str) else value
-        converted: Any = _to_int(stripped) if kind is int else kind(stripped)
+        stripped_value = value.strip() if isinstance(value, str) else value
+        converted: Any = _to_int(stripped_value) if kind is int else kind(stripped_value)
     except (ValueError, OverflowError) as error:
-        detail = f"column {name!r} holds {value!r:.60}, other cells hold {kind.__name__}; has the table changed?"
+        detail = f"column {column!r} holds {value!r:.60}, other cells hold {kind.__name__}; has the table changed?"
         raise bad_annotation(detail) from error
-    return _check_utf8(converted, name) if kind is str else converted
+    return _check_utf8(converted, column) if kind is str else converted
 
 
 def _to_int(value: Any) -> int:

@@ -20,10 +20,10 @@ from beam_jobs.sources.containers import WILDCARD
 
 _SPAN, _VERSION = "SPAN", "VERSION"
 _PLACEHOLDER = re.compile(r"\{(SPAN|VERSION)(:[^{}]*)?\}")
-_MAX_DIGITS = 18  # ML Metadata keeps both as int64
-_SHOWN = 5
+_MAX_DIGITS = 18  # ML Metadata stores both numbers as int64
+_MAX_SHOWN = 5
 
-Names = tuple[str, ...]
+Names = tuple[str, ...]  # the names in a path, between its slashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Match:
-    """An existing span and version: the names of its path, and the digits of both numbers."""
+    """An existing span and version: the names in its path, and the digits of span and version."""
 
     names: Names
     span: str
@@ -52,21 +52,21 @@ class _Match:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A pattern in three parts: `stem` + `names` + `rest`.
+    """A pattern in three parts: `stem` + `names` + `wildcards`.
 
     Attributes:
       stem: the path before the first name with a placeholder, with its slash.
-      names: the names from the first placeholder to the last name without a wildcard.
-      rest: the wildcards after these, with their slash.
+      names: the names in the path from the first placeholder to the last name without a wildcard.
+      wildcards: the path after `names`, with wildcards and a leading slash; empty for none.
     """
 
     stem: str
     names: Names
-    rest: str
+    wildcards: str
 
     @property
     def base(self) -> str:
-        """Directory to list."""
+        """Directory to search for spans."""
         return (self.stem.rstrip("/") or "/") if self.stem else "."
 
 
@@ -99,9 +99,9 @@ def resolve(pattern: str, span: int | None = None, version: int | None = None) -
       resolve("photos/{SPAN}/v{VERSION}")  # Resolved(source="photos/007/v2", span=7, version=2)
 
     Args:
-      pattern: a source, local or remote. A source without `{SPAN}` is returned as it is.
-      span: number of the span; None is the newest.
-      version: number of the version of the span; None is its newest.
+      pattern: a source, local or remote. A source without `{SPAN}` is returned unchanged.
+      span: number of the span; None for the newest.
+      version: number of the version of the span; None for the newest.
 
     Raises:
       OptionError: the pattern is not valid, or has no placeholder for a requested number.
@@ -120,7 +120,7 @@ def resolve(pattern: str, span: int | None = None, version: int | None = None) -
     if match.version is not None:
         versions = [(item.version or "", item) for item in matches]
         version_number, (match, *_) = _choose(f"span {number} of {pattern}", "version", version, versions)
-    return Resolved(source=parsed.stem + "/".join(match.names) + parsed.rest, span=number, version=version_number)
+    return Resolved(source=parsed.stem + "/".join(match.names) + parsed.wildcards, span=number, version=version_number)
 
 
 def resolve_options(options: IngestOptions, span: int | None = None, version: int | None = None) -> IngestOptions:
@@ -161,29 +161,29 @@ def _parse(pattern: str) -> _Pattern:
     if storage.is_remote(pattern) and first < len(("s3:", "", "bucket")):
         raise OptionError(f"the source {pattern} has {{SPAN}} in the name of its bucket; put it after the bucket")
     stem = "".join(f"{name}/" for name in names[:first])
-    wildcards = [index for index, name in enumerate(names) if WILDCARD.search(_PLACEHOLDER.sub("", name))]
-    # A directory may be named `photos[1]`, so an existing path is not a wildcard.
-    before_first = wildcards and wildcards[0] < first and not os.path.isdir(stem)
-    if before_first or any(first <= index <= last for index in wildcards):
+    wildcard_indices = [index for index, name in enumerate(names) if WILDCARD.search(_PLACEHOLDER.sub("", name))]
+    # A directory may be named `photos[1]`, so a name in an existing path is not a wildcard.
+    is_wildcard_before = wildcard_indices and wildcard_indices[0] < first and not os.path.isdir(stem)
+    if is_wildcard_before or any(first <= index <= last for index in wildcard_indices):
         raise OptionError(
             f"the source {pattern} has a wildcard before or beside {{SPAN}} or {{VERSION}}; wildcards may only be in "
             "later names of the path, as in photos/{SPAN}/*/*.jpg"
         )
-    end = min((index for index in wildcards if index > last), default=len(names))
-    rest = pattern.split("/", end)[-1] if end < len(names) else ""
-    return _Pattern(stem, tuple(name for name in names[first:end] if name), f"/{rest}" if rest else "")
+    end = min((index for index in wildcard_indices if index > last), default=len(names))
+    suffix = pattern.split("/", end)[-1] if end < len(names) else ""
+    return _Pattern(stem, tuple(name for name in names[first:end] if name), f"/{suffix}" if suffix else "")
 
 
 def _find_matches(pattern: _Pattern) -> Iterator[_Match]:
-    """Yields the existing spans and versions, in no order."""
-    expression = re.compile("/".join(map(_expression, pattern.names)))
+    """Yields the existing spans and versions, unsorted."""
+    expression = re.compile("/".join(map(_name_expression, pattern.names)))
     with errors.os_errors_as(SourceError, f"{pattern.base} cannot be listed"):
         for names in _remote(pattern) if storage.is_remote(pattern.base) else _local(pattern.base, pattern.names):
             if match := expression.fullmatch("/".join(names)):
                 yield _Match(names, match[_SPAN], match.groupdict().get(_VERSION))
 
 
-def _expression(name: str) -> str:
+def _name_expression(name: str) -> str:
     """Returns the regular expression of a name; its groups are named after the placeholders."""
     parts, end = [], 0
     for placeholder in _PLACEHOLDER.finditer(name):
@@ -205,7 +205,7 @@ def _local(directory: str, patterns: Names) -> Iterator[Names]:
 def _matching_names(directory: str, pattern: str) -> list[str]:
     if not has_span(pattern):
         return [pattern] if os.path.exists(os.path.join(directory, pattern)) else []
-    return [name for name in os.listdir(directory) if re.fullmatch(_expression(pattern), name)]
+    return [name for name in os.listdir(directory) if re.fullmatch(_name_expression(pattern), name)]
 
 
 def _remote(pattern: _Pattern) -> Iterable[Names]:
@@ -213,20 +213,20 @@ def _remote(pattern: _Pattern) -> Iterable[Names]:
     return {tuple(path.split("/")[: len(pattern.names)]) for path, *_ in storage.list_objects(pattern.base)}
 
 
-def _choose(owner: str, kind: str, chosen: int | None, matches: list[tuple[str, _Match]]) -> tuple[int, list[_Match]]:
-    """Returns the requested number, or the largest one, and its matches."""
+def _choose(owner: str, kind: str, value: int | None, matches: list[tuple[str, _Match]]) -> tuple[int, list[_Match]]:
+    """Returns the requested number `value`, by default the largest, and its matches, given the digits of each match."""
     numbers = sorted({int(text) for text, _ in matches}, reverse=True)
-    number = numbers[0] if chosen is None else chosen
+    number = numbers[0] if value is None else value
     if number not in numbers:
-        raise SourceError(f"{owner} has no {kind} {chosen}; it has {some(numbers, _SHOWN)}")
-    texts = sorted({text for text, _ in matches if int(text) == number})
-    if len(texts) > 1:
-        raise SourceError(f"{owner}: {' and '.join(texts)} both mean {kind} {number}; keep one of them")
-    return number, [match for text, match in matches if text == texts[0]]
+        raise SourceError(f"{owner} has no {kind} {value}; it has {some(numbers, _MAX_SHOWN)}")
+    spellings = sorted({text for text, _ in matches if int(text) == number})
+    if len(spellings) > 1:
+        raise SourceError(f"{owner}: {' and '.join(spellings)} both mean {kind} {number}; keep one of them")
+    return number, [match for text, match in matches if text == spellings[0]]
 
 
 def _describe_contents(base: str) -> str:
     if not storage.is_remote(base) and not os.path.isdir(base):
         return f"there is no directory {base}"
     names = sorted({*storage.list_dirs(base), *storage.list_files(base)})
-    return f"{base} holds {some(names, _SHOWN) if names else 'nothing'}"
+    return f"{base} holds {some(names, _MAX_SHOWN) if names else 'nothing'}"

@@ -1,4 +1,4 @@
-"""Tables with a row per image and columns that the options name: CSV, JSON lines and Parquet, local or remote."""
+"""Tables with a row per image, CSV, JSON lines or Parquet, local or remote; the options name the columns to use."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from beam_jobs.storage import parquet
 from beam_jobs.types import ImageRef
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # sets the delimiter in Excel
-_QUOTE = "a quote is not closed, or should be written twice"
+_EXCEL_LINE = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # sets the delimiter in Excel
+_QUOTE_ADVICE = "a quote is not closed, or should be written twice"
 _EXTRA_CELLS = "\0"  # key for cells beyond the header; the csv module allows no such column name
 
 
@@ -43,14 +43,14 @@ class Table(ABC):
     Attributes:
       path: path of the table.
       columns: column names by role.
-      buckets: the buckets that cells may name, see `row_reader.allowed_buckets`.
+      buckets: the buckets that image and mask cells may name, see `row_reader.allowed_buckets`.
     """
 
     path: str
     columns: TableColumns
     buckets: Set[str] = frozenset()
 
-    unit: ClassVar[str] = "line"  # unit of the numbers of `rows`
+    number_name: ClassVar[str] = "line"  # name of the numbers of `rows`, in messages
 
     @abstractmethod
     def header(self) -> list[str]:
@@ -62,7 +62,7 @@ class Table(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """Yields the number of each row, from 1, and column -> cell: text, a number, a list of one of them, or None.
+        """Yields the number of each row, from 1, and column -> cell: text, a number, a list of these, or None.
 
         Raises:
           SourceError: the table is damaged or truncated; the message gives the position.
@@ -75,12 +75,12 @@ class Table(ABC):
 
     @property
     def label_kind(self) -> str:
-        """Kind of the labels, by the named columns."""
+        """Kind of the labels, which the columns determine; one of `types.LABEL_KINDS`."""
         return self.columns.label_kind
 
     @property
     def kind(self) -> str:
-        """Name of the format in errors."""
+        """Name of the format in messages."""
         return type(self).__name__.removesuffix("Table").upper()
 
     def check(self) -> None:
@@ -100,13 +100,13 @@ class Table(ABC):
                 option = f"--{role}-column".replace(" ", "-") if "extra" not in role else "--extra-column"
                 raise SourceError(
                     f"{self.path} has no column {column!r} for the {role}; it has {names:.1000}; "
-                    f"name the right one with {option}{', or none with an empty name' * (role == 'label')}"
+                    f"name the right column with {option}{', or no column with an empty name' * (role == 'label')}"
                 )
         if next(self.rows(), None) is None:
             raise SourceError(f"{self.path} has columns and no row; add one row per image")
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject for each row; none is hidden.
+        """Yields a reference or a reject for each row; does not call `on_hidden`.
 
         Raises:
           SourceError: the table is damaged or truncated, with the position, or names images in other buckets.
@@ -117,7 +117,7 @@ class Table(ABC):
         kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._cell_kind)
         reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
         for number, row in self.rows():
-            yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
+            yield reader.entry(row, f"{self.number_name} {number}", self._fault(row))
 
     def _fault(self, row: Row) -> str:
         """Returns the fault of a complete row; empty when it has none."""
@@ -139,35 +139,35 @@ class CsvTable(Table):
             return list(self._reader(stream).fieldnames or [])
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """See `Table`; the number counts the last line of a row."""
-        last = 0
+        """See `Table`; the number is that of the last line of the row."""
+        last_line = 0
         with self._open() as stream:
             try:
                 reader = self._reader(stream)
-                last = reader.line_num if reader.fieldnames else 0
+                last_line = reader.line_num if reader.fieldnames else 0
                 for row in reader:
-                    if reader.line_num > last + 1:
-                        self._check_quotes(row, last + 1, reader.line_num)
-                    last = reader.line_num
-                    yield last, row
+                    if reader.line_num > last_line + 1:
+                        self._check_quotes(row, last_line + 1, reader.line_num)
+                    last_line = reader.line_num
+                    yield last_line, row
             except (UnicodeDecodeError, csv.Error, OSError) as error:
-                raise SourceError(f"{self.path} cannot be read past line {last}: {_one_line(error)}") from error
+                raise SourceError(f"{self.path} cannot be read past line {last_line}: {_one_line(error)}") from error
 
     @functools.cached_property
     def _delimiter(self) -> str:
         with self._open() as stream:
-            first = next(lines(stream, self.path), "")
-        if _EXCEL.match(first):
-            raise SourceError(f"{self.path} begins with {first.strip()!r}, which only Excel reads; remove that line")
-        return detect_delimiter(first, self.columns.image)
+            header = next(lines(stream, self.path), "")
+        if _EXCEL_LINE.match(header):
+            raise SourceError(f"{self.path} begins with {header.strip()!r}, which only Excel reads; remove that line")
+        return detect_delimiter(header, self.columns.image)
 
-    def _check_quotes(self, row: Row, first: int, last: int) -> None:
-        if line := swallowed_row(row, self.columns.image, self.base, self._delimiter):
-            cell = f"{self.path} has a cell between the lines {first} and {last}"
-            raise SourceError(f"{cell} that contains the row {line[:60]!r}; {_QUOTE}")
+    def _check_quotes(self, row: Row, first_line: int, last_line: int) -> None:
+        if line := enclosed_row(row, self.columns.image, self.base, self._delimiter):
+            cell = f"{self.path} has a cell between the lines {first_line} and {last_line}"
+            raise SourceError(f"{cell} that contains the row {line[:60]!r}; {_QUOTE_ADVICE}")
 
     def _reader(self, stream: io.TextIOBase) -> csv.DictReader:
-        # Strict: otherwise the cell of an unclosed quote contains the rest of the table.
+        # Strict: otherwise a cell with an unclosed quote would contain all following rows.
         return csv.DictReader(
             _without_nul(lines(stream, self.path)), restkey=_EXTRA_CELLS, delimiter=self._delimiter, strict=True
         )
@@ -176,13 +176,13 @@ class CsvTable(Table):
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
 
     def _fault(self, row: Row) -> str:
-        # It is unknown which cell is missing or surplus, so each of them may be in the wrong column.
-        names = len(row) - (_EXTRA_CELLS in row)
-        cells = names + len(row.get(_EXTRA_CELLS, ())) - sum(value is None for value in row.values())
-        if cells == names:
+        # It is unknown which cell is missing or surplus, so every cell may be in the wrong column.
+        width = len(row) - (_EXTRA_CELLS in row)
+        cells = width + len(row.get(_EXTRA_CELLS, ())) - sum(value is None for value in row.values())
+        if cells == width:
             return ""
         delimiter = DELIMITERS[self._delimiter]
-        return f"the row has {cells} cells, the header {names}; quote cells that hold {delimiter}"
+        return f"the row has {cells} cells, the header {width}; quote cells that hold {delimiter}"
 
     def _cell_kind(self, value: Any) -> type:
         # A cell with a leading zero or an underscore is a code, not a number.
@@ -193,12 +193,12 @@ class CsvTable(Table):
 
 
 class JsonlTable(Table):
-    """A UTF-8 file with a JSON object per line; its columns are the names of the first object."""
+    """A UTF-8 file with a JSON object per line; its columns are the keys of the first object."""
 
     def header(self) -> list[str]:
         """See `Table`."""
-        first = next(self.rows(), None)
-        return list(first[1]) if first else []
+        first_row = next(self.rows(), None)
+        return list(first_row[1]) if first_row else []
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """See `Table`."""
@@ -224,7 +224,7 @@ class JsonlTable(Table):
 class ParquetTable(Table):
     """A Parquet file; only the named columns are read, in batches of limited memory."""
 
-    unit: ClassVar[str] = "row"
+    number_name: ClassVar[str] = "row"
 
     def header(self) -> list[str]:
         """See `Table`."""
@@ -236,7 +236,7 @@ class ParquetTable(Table):
         number = 0
         try:
             with storage.open_read(self.path) as stream:
-                for row in parquet.rows_of(stream, self._names, self._batch_rows):
+                for row in parquet.rows_of(stream, self._used_columns, self._batch_rows):
                     number += 1
                     yield number, row
         # Arrow checks values when it converts them to Python: text may not be UTF-8, times may be out of range.
@@ -244,17 +244,17 @@ class ParquetTable(Table):
             raise SourceError(f"{self.path} cannot be read past row {number}: {_one_line(error)}") from error
 
     @property
-    def _names(self) -> list[str]:
+    def _used_columns(self) -> list[str]:
         return sorted(set(self.columns.named().values()))
 
     @functools.cached_property
     def _batch_rows(self) -> int:
         with storage.open_read(self.path) as stream:
-            return parquet.batch_rows(stream, self._names)
+            return parquet.batch_rows(stream, self._used_columns)
 
 
 def _without_nul(text: Iterator[str]) -> Iterator[str]:
-    """Yields the lines; from Python 3.11 on, the csv module accepts null characters, which are not text."""
+    """Yields the lines; raises `csv.Error` for a null character, which the csv module accepts from Python 3.11 on."""
     for line in text:
         if "\0" in line:
             raise csv.Error("line contains NUL")
@@ -262,18 +262,16 @@ def _without_nul(text: Iterator[str]) -> Iterator[str]:
 
 
 def _one_line(error: Exception) -> str:
-    """Returns the message of an error as a single line, with advice; messages of Arrow have several."""
+    """Returns the message of an error as a single line, with advice; messages of Arrow have several lines."""
     advice = ""
     if isinstance(error, UnicodeDecodeError):
         advice = "; save it as UTF-8"
     elif isinstance(error, csv.Error) and "NUL" not in str(error):
-        advice = f"; {_QUOTE}"
+        advice = f"; {_QUOTE_ADVICE}"
     return " ".join(str(error).split()) + advice
 
 
 TABLES: dict[str, type[Table]] = {"csv": CsvTable, "jsonl": JsonlTable, "parquet": ParquetTable}
-
-
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _MAX_LINE = 16 << 20  # characters; lines of polygons have a few hundred thousand
 
@@ -299,7 +297,7 @@ def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
 
 
 def detect_delimiter(header: str, column: str) -> str:
-    """Returns the delimiter of a table: the one with which the header has a column, else the one that gives most cells.
+    """Returns the delimiter of a table: the one with which the header has `column`, else the one with the most cells.
 
     Args:
       header: first line of the table.
@@ -309,8 +307,8 @@ def detect_delimiter(header: str, column: str) -> str:
     return next((mark for mark in DELIMITERS if column in cells[mark]), max(cells, key=lambda mark: len(cells[mark])))
 
 
-def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str) -> str:
-    """Returns the first line inside a quoted cell that is, or starts, another row; empty when there is none.
+def enclosed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str) -> str:
+    """Returns the first line inside a quoted cell that is, or starts, another row; empty without such a line.
 
     An unclosed quote extends to the next quote, and the images of the rows between them would be lost silently. A cell
     may have several lines, but a line with an image in the image column is a row.
@@ -331,23 +329,23 @@ def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str
 
 
 def _second_row(row: Mapping[str, Any], image_index: int, base: str, delimiter: str) -> str:
-    """Returns the last line of a cell whose line end splits the row into two complete rows; empty for no such cell."""
+    """Returns the last line of a cell whose line end splits the row into two complete rows; empty without one."""
     extra_cells = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
     named_cells = [cell for cell in row.values() if isinstance(cell, str)]
     width, cells = len(row) - bool(extra_cells), [*named_cells, *extra_cells]
     for index, text in enumerate(cells):
-        first, *_, last = text.splitlines() if "\n" in text.strip() else ("", "")
+        first_line, *_, last_line = text.splitlines() if "\n" in text.strip() else ("", "")
         # Neither row has a quoted cell, whose quotes would have ended this cell.
-        rows = ([*cells[:index], *first.split(delimiter)], [*last.split(delimiter), *cells[index + 1 :]])
-        if all(len(candidate) == width and _names_image(candidate, image_index, base) for candidate in rows):
-            return last
+        new_rows = ([*cells[:index], *first_line.split(delimiter)], [*last_line.split(delimiter), *cells[index + 1 :]])
+        if all(len(candidate) == width and _names_image(candidate, image_index, base) for candidate in new_rows):
+            return last_line
     return ""
 
 
 def _split_cells(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # reading the table raises it, with the line number
+    except csv.Error:  # reading the table raises the error, with the line number
         return []
 
 

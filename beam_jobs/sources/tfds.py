@@ -15,10 +15,10 @@ from beam_jobs.sources.containers import container_at
 from beam_jobs.sources.tfrecord import DEFAULTS, ExampleFile, ExampleSource, Layout, layout_of
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
-_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # default for metadata without a template
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # file names of shards, for metadata without a template
 _FORMAT = "tfrecord"
-_CUSTOMARY = {"image": record.ENCODED, "label": record.LABEL}  # by role; Feedline's own datasets have them
-_IMAGE, _CLASS, _CLASSES, _OTHER = "Image", "ClassLabel", "Sequence of ClassLabel", "other"
+_USUAL_FEATURES = {"image": record.ENCODED, "label": record.LABEL}  # usual features by role, as in datasets of Feedline
+_IMAGE, _CLASS, _CLASSES, _OTHER = "Image", "ClassLabel", "Sequence of ClassLabel", "other"  # kinds of features
 
 
 class TfdsSource(ExampleSource):
@@ -32,13 +32,13 @@ class TfdsSource(ExampleSource):
 
     @property
     def base(self) -> str:
-        """The directory."""
+        """Directory of the dataset."""
         return self.path
 
     @property
     def label_kind(self) -> str:
-        """Kind of the labels, by the features."""
-        return self._columns(self._kinds()).label_kind
+        """Kind of the labels, which columns and features determine; one of `types.LABEL_KINDS`."""
+        return self._resolve_columns(self._kinds_by_feature()).label_kind
 
     def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
@@ -56,13 +56,13 @@ class TfdsSource(ExampleSource):
 
     def layout(self, observed: Mapping[str, type | None]) -> Layout:
         """See `ExampleSource`."""
-        kinds = self._kinds()
-        names = {name: self._class_names(name) for name, kind in kinds.items() if kind in (_CLASS, _CLASSES)}
-        columns = self._columns(kinds)
-        by_file = bool(columns.split) and columns.split not in observed
-        return layout_of(self.path, columns, observed, split_of_file=by_file, names=names)
+        kinds = self._kinds_by_feature()
+        class_names = {name: self._read_class_names(name) for name, kind in kinds.items() if kind in (_CLASS, _CLASSES)}
+        columns = self._resolve_columns(kinds)
+        is_file_split = bool(columns.split) and columns.split not in observed
+        return layout_of(self.path, columns, observed, is_file_split=is_file_split, class_names=class_names)
 
-    def _shard_files(self, split: Mapping[str, Any], dataset: str) -> Iterator[ExampleFile]:
+    def _shard_files(self, split: Mapping[str, Any], dataset_name: str) -> Iterator[ExampleFile]:
         lengths = [int(length) for length in split.get("shardLengths", ())]
         digits = max(5, len(str(len(lengths))))
         for index, length in enumerate(lengths):
@@ -71,7 +71,7 @@ class TfdsSource(ExampleSource):
             shard, count = f"{index:0{digits}}", f"{len(lengths):0{digits}}"
             name = split.get("filepathTemplate", _TEMPLATE)
             for variable, value in (
-                ("DATASET", dataset),
+                ("DATASET", dataset_name),
                 ("SPLIT", split["name"]),
                 ("FILEFORMAT", _FORMAT),
                 ("SHARD_INDEX", shard),
@@ -84,8 +84,8 @@ class TfdsSource(ExampleSource):
             container = container_at(storage.join(self.path, name), self.path)
             yield ExampleFile(container=container, split=split["name"], records=length)
 
-    def _columns(self, kinds: Mapping[str, str]) -> TableColumns:
-        """Returns the columns, with features instead of the defaults that the dataset does not have."""
+    def _resolve_columns(self, kinds: Mapping[str, str]) -> TableColumns:
+        """Returns the columns; features replace the default columns that the dataset does not have."""
         columns = self.columns
         if columns.image == DEFAULTS.image and columns.image not in kinds:
             columns = replace(columns, image=self._only_feature(kinds, _IMAGE, "image"))
@@ -97,9 +97,10 @@ class TfdsSource(ExampleSource):
         return replace(columns, labels=label) if kinds[label] == _CLASSES else replace(columns, label=label)
 
     def _only_feature(self, kinds: Mapping[str, str], feature_type: str, role: str) -> str:
+        """Returns the usual feature of a role, else the only one of a type, or raises `SourceError`."""
         names = [name for name, kind in kinds.items() if kind == feature_type]
-        if _CUSTOMARY[role] in names:
-            return _CUSTOMARY[role]
+        if _USUAL_FEATURES[role] in names:
+            return _USUAL_FEATURES[role]
         if len(names) != 1:
             candidates = ", ".join(map(repr, names or kinds)) or "none"
             count = f"{len(names)} features of type {feature_type}" if names else f"no feature of type {feature_type}"
@@ -108,13 +109,13 @@ class TfdsSource(ExampleSource):
             )
         return names[0]
 
-    def _kinds(self) -> dict[str, str]:
+    def _kinds_by_feature(self) -> dict[str, str]:
         try:
             return dict(_flatten(self._read_json(_FEATURES), ""))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._damaged_error(_FEATURES, error) from error
 
-    def _class_names(self, feature: str) -> tuple[str, ...]:
+    def _read_class_names(self, feature: str) -> tuple[str, ...]:
         path = storage.join(self.path, feature.replace("/", "-") + ".labels.txt")
         if not storage.exists(path):
             return ()  # the feature declares only its number of classes
@@ -136,7 +137,7 @@ class TfdsSource(ExampleSource):
         except ValueError as error:
             raise self._damaged_error(name, error) from error
         if not isinstance(values, dict):
-            raise self._damaged_error(name, "it holds no object")
+            raise self._damaged_error(name, "it is not a JSON object")
         return values
 
     def _damaged_error(self, name: str, error: object) -> SourceError:
@@ -155,19 +156,19 @@ def _flatten(feature: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]
 
 
 def _feature_kind(feature: Mapping[str, Any]) -> str:
-    kind = _class_name(feature)
+    kind = _python_class(feature)
     if kind == "Sequence":
         inner = feature["sequence"]["feature"] if "sequence" in feature else feature["content"]["feature"]
-        return _CLASSES if _class_name(inner) == _CLASS else _OTHER
+        return _CLASSES if _python_class(inner) == _CLASS else _OTHER
     return kind if kind in (_IMAGE, _CLASS) else _OTHER
 
 
 def _children(feature: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if _class_name(feature) != "FeaturesDict":
+    if _python_class(feature) != "FeaturesDict":
         return None
     # Datasets prepared before 2022 nest `type` and `content`.
     return feature["featuresDict"]["features"] if "featuresDict" in feature else feature["content"]
 
 
-def _class_name(feature: Mapping[str, Any]) -> str:
+def _python_class(feature: Mapping[str, Any]) -> str:
     return (feature["pythonClassName"] if "pythonClassName" in feature else feature["type"]).rpartition(".")[2]

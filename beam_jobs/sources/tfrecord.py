@@ -31,32 +31,31 @@ DEFAULTS = TableColumns()
 
 # Internal columns, with names that no feature of a user has.
 URI, SPLIT = "\0uri", "\0split"
-
 _NO_CLASS = -1  # label of TFDS for an unknown class
 
 Features = Mapping[str, list]
-Observed = Mapping[str, type | None]  # type of the values of each feature; None for those that never had any
+Observed = Mapping[str, type | None]  # feature -> type of its values; None for a feature that is always empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What the features of the records of a source are.
+    """The roles of the features in the records of a source.
 
     Attributes:
-      columns: feature names; `image` is the one that holds the image.
+      columns: feature names by role.
       kinds: type of each extra column.
-      names: class names by feature, of features that hold indices into them; none for classes without names.
+      class_names: feature of class indices -> class names; empty names for classes without names.
     """
 
     columns: TableColumns
     kinds: Mapping[str, type] = field(default_factory=dict)
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def image(self, features: Features) -> bytes:
         """Returns the bytes of the image.
 
         Raises:
-          BadImage: there is none, or more than one.
+          BadImage: the feature has no image, or more than one.
         """
         name = self.columns.image
         values = features.get(name, [])
@@ -67,27 +66,27 @@ class Layout:
         raise BadImage(RejectReason.BAD_MEMBER, detail)
 
     def row(self, features: Features, uri: str, split: str) -> dict[str, Any]:
-        """Returns column -> cell of all facts about an image.
+        """Returns column -> cell for `RowReader`, without the image.
 
         Args:
-          features: of the record.
-          uri: what to call the image.
-          split: of the file.
+          features: features of the record.
+          uri: uri of the image.
+          split: split of the file.
 
         Raises:
-          BadImage: a feature does not hold what it should.
+          BadImage: a feature has values of a wrong type, or an index without a class name.
         """
-        wanted = set(self.columns.named().values()) - {self.columns.image, SPLIT}
-        return {URI: uri, SPLIT: split} | {name: self._cell(features.get(name, []), name) for name in wanted}
+        names = set(self.columns.named().values()) - {self.columns.image, SPLIT}
+        return {URI: uri, SPLIT: split} | {name: self._cell(features.get(name, []), name) for name in names}
 
     def _cell(self, values: list, name: str) -> Any:
-        if name in self.names:
-            values = [_class_name(value, name, self.names[name]) for value in values if value != _NO_CLASS]
-        # What is not UTF-8 stays recognisable, so that the row is refused for it.
+        if name in self.class_names:
+            values = [_class_name(value, name, self.class_names[name]) for value in values if value != _NO_CLASS]
+        # Bytes that are not UTF-8 become surrogates, for which `RowReader` rejects the row.
         cells = [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values]
         if cells and name in self.kinds and type(cells[0]) is not self.kinds[name]:
-            kind, before = type(cells[0]).__name__, self.kinds[name].__name__
-            raise bad_annotation(f"feature {name!r} holds {kind}; in the first records it was {before}")
+            kind, expected = type(cells[0]).__name__, self.kinds[name].__name__
+            raise bad_annotation(f"feature {name!r} holds {kind}; in the first records it holds {expected}")
         if name == self.columns.labels:
             return [str(cell) for cell in cells]
         return cells if len(cells) > 1 else cells[0] if cells else None
@@ -98,20 +97,20 @@ def layout_of(
     columns: TableColumns,
     observed: Observed,
     *,
-    split_of_file: bool,
-    names: Mapping[str, tuple[str, ...]] | None = None,
+    is_file_split: bool,
+    class_names: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Layout:
-    """Returns the layout of a source, with the customary keys of image records for defaults that are not there.
+    """Returns the layout of a source; usual features of image records replace default columns that it does not have.
 
     Args:
-      path: of the source, for errors.
-      columns: which feature holds what.
+      path: path of the source, for messages.
+      columns: feature names by role.
       observed: features of the first records.
-      split_of_file: whether the split is that of the file, and no feature.
-      names: class names by feature.
+      is_file_split: whether an image has the split of its file, instead of a feature.
+      class_names: see `Layout`.
 
     Raises:
-      SourceError: a feature that is named is not there; the message lists those that are.
+      SourceError: a named feature is missing; the message lists the existing features.
     """
     image, label = columns.image, columns.label
     if image == DEFAULTS.image and image not in observed:
@@ -119,27 +118,27 @@ def layout_of(
     if not columns.labels and label == DEFAULTS.label and label not in observed:
         label = next((name for name in (record.TEXT, record.LABEL) if name in observed), label)
     key = columns.key or (record.FILENAME if record.FILENAME in observed else "")
-    split = SPLIT if split_of_file else columns.split
+    split = SPLIT if is_file_split else columns.split
     resolved = replace(columns, image=image, label=label, key=key, split=split)
     for role, name in resolved.named().items():
         if name not in observed and name != SPLIT:
-            known = ", ".join(map(repr, sorted(observed))) or "none"
-            raise SourceError(f"{path} has no feature {name!r} for the {role}; its first records have {known}")
-    names = names or {}
-    kinds: dict[str, type[ExtraValue]] = dict.fromkeys(columns.extra, str)
-    kinds |= {name: kind for name in kinds if not names.get(name) and (kind := observed[name]) in (int, float)}
-    return Layout(columns=resolved, kinds=kinds, names=names)
+            features = ", ".join(map(repr, sorted(observed))) or "none"
+            raise SourceError(f"{path} has no feature {name!r} for the {role}; its first records have {features}")
+    class_names = class_names or {}
+    kinds: dict[str, type[ExtraValue]] = dict.fromkeys(columns.extra, str)  # texts and class names
+    kinds |= {name: kind for name in kinds if not class_names.get(name) and (kind := observed[name]) in (int, float)}
+    return Layout(columns=resolved, kinds=kinds, class_names=class_names)
 
 
-def _class_name(value: Any, name: str, names: tuple[str, ...]) -> Any:
-    if not names:
+def _class_name(value: Any, feature: str, class_names: tuple[str, ...]) -> Any:
+    if not class_names:
         return value
-    if not isinstance(value, int) or not 0 <= value < len(names):
-        raise bad_annotation(f"feature {name!r} holds {value!r:.60}; it has {len(names)} names")
-    return names[value]
+    if not isinstance(value, int) or not 0 <= value < len(class_names):
+        raise bad_annotation(f"feature {feature!r} holds {value!r:.60}; it has {len(class_names)} class names")
+    return class_names[value]
 
 
-_OBSERVED_RECORDS = 100  # a feature that is in none of these first records is reported as missing
+_OBSERVED_RECORDS = 100  # first records; a named feature that none of them has is reported as missing
 # Limits for a record in a compressed file; images hardly compress.
 _PACKED_BYTES, _PACKED_RATIO = 32 << 20, 20
 
@@ -150,8 +149,8 @@ class ExampleFile:
 
     Attributes:
       container: the file.
-      split: split named by its directory or by metadata; empty for none.
-      records: number of records by metadata; -1 when unknown.
+      split: split that its directory or metadata name; empty for none.
+      records: number of records that metadata declare; -1 when unknown.
     """
 
     container: Container
@@ -178,7 +177,7 @@ class ExampleSource(ABC):
 
     @abstractmethod
     def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
-        """Returns the files that are not hidden in a fixed order; raises `SourceError` when there are none."""
+        """Returns the files that are not hidden, in a fixed order; raises `SourceError` when there are no files."""
 
     @abstractmethod
     def layout(self, observed: Observed) -> Layout:
@@ -190,7 +189,7 @@ class ExampleSource(ABC):
 
     @property
     def label_kind(self) -> str:
-        """Kind of the labels, by the columns."""
+        """Kind of the labels, which the columns determine; one of `types.LABEL_KINDS`."""
         return self.columns.label_kind
 
     def check_for_workers(self) -> None:
@@ -200,8 +199,8 @@ class ExampleSource(ABC):
     def check(self) -> None:
         """Raises `SourceError` unless there is a record, and the first records have every named feature."""
         if self.columns.mask:
-            raise SourceError(f"{self.path} holds records, which cannot name masks; list image and mask in a table")
-        self._layout(self.files())
+            raise SourceError(f"{self.path} holds records; masks need a table that lists image and mask")
+        self._detect_layout(self.files())
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         """Yields a reference or a reject for each record; every record is read once and its checksums are verified.
@@ -210,11 +209,11 @@ class ExampleSource(ABC):
           SourceError: a file is missing, damaged or truncated; the message gives the offset.
         """
         files = self.files(on_hidden)
-        layout = self._layout(files)
+        layout = self._detect_layout(files)
         for file in files:
             yield from _entries(file, layout)
 
-    def _layout(self, files: list[ExampleFile]) -> Layout:
+    def _detect_layout(self, files: list[ExampleFile]) -> Layout:
         observed: dict[str, type | None] = {}
         for features in itertools.islice(_read_features(files), _OBSERVED_RECORDS):
             for name, values in features.items():
@@ -233,12 +232,12 @@ def _read_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
 
 
 def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
-    rows = RowReader(columns=replace(layout.columns, image=URI), base=NO_FILES, kinds=layout.kinds)
+    row_reader = RowReader(columns=replace(layout.columns, image=URI), base=NO_FILES, kinds=layout.kinds)
     with _open_file(file) as handle:
         for index, (offset, payload) in enumerate(_payloads(file, handle)):
             part = Slice(
                 method=EXAMPLE,
-                offset=offset + tfrecord.HEADER,
+                offset=offset + tfrecord.HEADER_BYTES,
                 length=len(payload),
                 path=file.container.name,
                 feature=layout.columns.image,
@@ -248,7 +247,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
             try:
                 features = decode_example(payload)
                 size = len(layout.image(features))
-                entry = rows.entry(layout.row(features, uri, file.split), uri)
+                entry = row_reader.entry(layout.row(features, uri, file.split), uri)
             except BadImage as bad:
                 entry = scan_reject(uri, uri, bad.reason, bad.detail)
             if isinstance(entry, ImageRef):
@@ -264,7 +263,7 @@ def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, b
     """Yields offset and payload of the records of a file."""
     path, count = file.container.path, 0
     try:
-        for offset, payload in tfrecord.read_records(handle.stream, path, _record_bytes(path, handle)):
+        for offset, payload in tfrecord.read_records(handle.stream, path, _max_record_bytes(path, handle)):
             count += 1
             yield offset, payload
     except CorruptDataset as error:
@@ -273,10 +272,10 @@ def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, b
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     if file.records not in (-1, count):
-        raise SourceError(f"{path} holds {count} records, but its metadata declare {file.records}; prepare it again")
+        raise SourceError(f"{path} has {count} records, but dataset_info.json has {file.records}; prepare it again")
 
 
-def _record_bytes(path: str, handle: OpenContainer) -> int:
+def _max_record_bytes(path: str, handle: OpenContainer) -> int:
     """Returns the maximum size of a record, in bytes; a few compressed bytes may unpack to a huge record of zeros."""
     if not handle.compression:
         return tfrecord.MAX_RECORD_BYTES
@@ -303,10 +302,10 @@ _SPLIT_DIRECTORY = re.compile(r"(?:^|/)Split-([^/]+)/")  # of TFX `Examples`
 class TfrecordSource(ExampleSource):
     """TFRecord files, plain or compressed by gzip or zlib: a file, all that match a pattern, or all below a directory.
 
-    Below a directory, the files with `tfrecord` in their name are read, or all files when there is none. Where the
-    columns `image` and `label` are not features, the customary `image/encoded`, `image/class/text` and
+    Below a directory, the files with `tfrecord` in their name are read, or all files when no name has it. Where the
+    columns `image` and `label` are not features, the usual `image/encoded`, `image/class/text` and
     `image/class/label` are used; the key is `image/filename` if it is a feature, else `FILE:INDEX`. A split column
-    `split` that is not a feature stands for the `Split-NAME` directories of TFX.
+    `split` that is not a feature selects the `Split-NAME` directories of TFX.
     """
 
     @property
@@ -317,7 +316,7 @@ class TfrecordSource(ExampleSource):
     def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
         if containers.is_directory(self.path):
-            files = containers.below(self.path, on_hidden)
+            files = containers.list_below(self.path, on_hidden)
             files = [container for container in files if "tfrecord" in container.name.lower()] or files
         else:
             files = containers.find(self.path, on_hidden)
@@ -325,8 +324,8 @@ class TfrecordSource(ExampleSource):
 
     def layout(self, observed: Observed) -> Layout:
         """See `ExampleSource`."""
-        by_file = self.columns.split == "split" and "split" not in observed and any(f.split for f in self.files())
-        return layout_of(self.path, self.columns, observed, split_of_file=by_file)
+        is_file_split = self.columns.split == "split" and "split" not in observed and any(f.split for f in self.files())
+        return layout_of(self.path, self.columns, observed, is_file_split=is_file_split)
 
 
 def _parse_split(name: str) -> str:

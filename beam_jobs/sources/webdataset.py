@@ -2,7 +2,7 @@
 
 A sample consists of consecutive members that share their name up to the first dot of the last part: `000.jpg`,
 `000.cls`, `000.json`, `000.txt`. Its columns are the fields of the object in `.json`, and `cls` and `txt`, the text of
-these files. The class is the label column; with the default, that is `label`, else `cls`, else the first folder.
+these files. The class is the label column; by default, this is `label`, else `cls`, else the first folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from beam_jobs.types import ImageRef
 # The usual suffixes of the formats that `images.header_check.sniff` detects.
 IMAGE_SUFFIXES = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "dib", "tif", "tiff", "webp"])
 
-MAX_SIDECAR_BYTES = 16 << 20  # enough for a `.json` with outlines
+MAX_SIDECAR_BYTES = 16 << 20  # largest file beside an image; enough for a `.json` with segmentations
 
 # WebDataset samples have a few members. Files of class folders such as `cat/my.1.jpg` and `cat/my.2.jpg` look like a
 # single sample of any length, which must not fill the memory.
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def suffix(self) -> str:
-        """The rest of the name, in lower case, such as `jpg` or `left.jpg`."""
+        """The part of the name after the stem and a dot, in lower case, such as `jpg` or `left.jpg`."""
         return self.name.rpartition("/")[2].partition(".")[2].lower()
 
     @property
@@ -72,7 +72,7 @@ class Sample:
 
     Attributes:
       images: the members that are images.
-      row: column -> value.
+      row: field of the `.json` file, `cls` or `txt` -> value.
       fault: the fault of the metadata; empty when they are valid.
     """
 
@@ -116,21 +116,21 @@ class SampleReader:
     def entries(self, samples: Iterable[Sample | Reject]) -> Iterator[ImageRef | Reject]:
         """Yields a reference or a reject for each image.
 
-        Digests of the keys, about 100 bytes each, are stored to reject duplicates within the archive; the plan finds
+        Digests of the keys, about 100 bytes each, are stored to reject duplicates within the archive; planning rejects
         duplicates across archives.
         """
-        rows = RowReader(columns=replace(self.columns, image=_URI), base=NO_FILES, kinds=self.kinds)
+        reader = RowReader(columns=replace(self.columns, image=_URI), base=NO_FILES, kinds=self.kinds)
         key_digests: set[bytes] = set()
         for sample in samples:
             if isinstance(sample, Reject):
                 yield replace(sample, key=self.prefix + sample.key, uri=self.prefix + sample.uri)
                 continue
             for member in sample.images:
-                yield self._entry(member, sample, rows, key_digests)
+                yield self._entry(member, sample, reader, key_digests)
 
-    def _entry(self, member: Member, sample: Sample, rows: RowReader, key_digests: set[bytes]) -> ImageRef | Reject:
+    def _entry(self, member: Member, sample: Sample, reader: RowReader, key_digests: set[bytes]) -> ImageRef | Reject:
         uri = self.prefix + member.name
-        entry = rows.entry({**sample.row, _URI: uri}, member.name, sample.fault)
+        entry = reader.entry({**sample.row, _URI: uri}, member.name, sample.fault)
         if isinstance(entry, Reject):
             return entry
         digest = hashlib.blake2b(entry.key.encode(), digest_size=16).digest()
@@ -149,31 +149,32 @@ def samples(
     Args:
       members: the members in the order of the archive; rejects are passed on.
       columns: the fields of `.json` files by role.
-      read: function that returns the bytes of a member; raises `BadImage` when it cannot.
+      read: function that returns the bytes of a member, or raises `BadImage`.
     """
-    sample: list[Member] = []
+    sample_members: list[Member] = []
     for member in members:
         if isinstance(member, Reject):
             yield member
             continue
-        if sample and (member.stem != sample[0].stem or len(sample) == _MAX_SAMPLE_MEMBERS):
-            yield from _make_samples(sample, columns, read)
-            sample = []
-        sample.append(member)
-    if sample:
-        yield from _make_samples(sample, columns, read)
+        if sample_members and (member.stem != sample_members[0].stem or len(sample_members) == _MAX_SAMPLE_MEMBERS):
+            yield from _sample_or_rejects(sample_members, columns, read)
+            sample_members = []
+        sample_members.append(member)
+    if sample_members:
+        yield from _sample_or_rejects(sample_members, columns, read)
 
 
-def _make_samples(
+def _sample_or_rejects(
     members: list[Member], columns: TableColumns, read: Callable[[Member], bytes]
 ) -> Iterator[Sample | Reject]:
+    """Yields the sample of members with the same stem; without an image among them, a reject for each member."""
     images = tuple(member for member in members if member.is_image)
     if not images:
         detail = "its name has no image suffix, and no image shares the name"
         yield from (scan_reject(member.name, member.name, RejectReason.NOT_AN_IMAGE, detail) for member in members)
         return
     try:
-        row = _read_row({member.suffix: member for member in reversed(members)}, columns, read)
+        row = _read_row({member.suffix: member for member in reversed(members)}, columns, read)  # first of a suffix
     except BadImage as bad:
         yield Sample(images=images, row={}, fault=bad.detail)
         return
@@ -182,16 +183,17 @@ def _make_samples(
     yield Sample(images=images, row=row)
 
 
-def _read_row(sidecars: Mapping[str, Member], columns: TableColumns, read: Callable[[Member], bytes]) -> dict[str, Any]:
-    if len(sidecars) == 1:
+def _read_row(members: Mapping[str, Member], columns: TableColumns, read: Callable[[Member], bytes]) -> dict[str, Any]:
+    """Returns the row of a sample, given its members by suffix."""
+    if len(members) == 1:
         return {}
     used_columns = set(columns.named().values()) - {columns.image}
-    row = _parse_object(_read_text(sidecars["json"], read)) if "json" in sidecars and used_columns else {}
+    row = _parse_object(_read_text(members["json"], read)) if "json" in members and used_columns else {}
     if columns.label == _DEFAULT_LABEL:
         used_columns.add("cls")
     for name in ("cls", "txt"):
-        if name in sidecars and name in used_columns and name not in row:
-            row[name] = _read_text(sidecars[name], read)
+        if name in members and name in used_columns and name not in row:
+            row[name] = _read_text(members[name], read)
     return row
 
 

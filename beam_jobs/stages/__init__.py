@@ -1,1 +1,1 @@
-"""The steps of an ingest, in the order in which data moves: scan, examine, write, publish."""
+"""The stages of an ingest, in their order: scan, examine, write, publish."""

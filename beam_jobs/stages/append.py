@@ -33,12 +33,12 @@ from beam_jobs.stages.replace import dataset_path
 from beam_jobs.types import LABEL_KINDS, ImageRef
 
 _SETTINGS = {name: setting for name, setting in fields(IngestOptions).items() if setting.field.scope != "run"}
-# Options that must be equal for all images of a dataset, and options whose values in the dataset are the defaults.
-_MUST_AGREE = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "same")
+# Options that must be equal for all images of a dataset, and options whose default is their value in the dataset.
+_SAME_OPTIONS = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "same")
+_INHERITED_OPTIONS = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "kept")
 _KEYS_AT_ONCE = 1 << 13
 _DIGEST_BYTES = 16
-_DIGEST_TYPE = np.dtype(f"S{_DIGEST_BYTES}")  # drops zeros at the end, of both sides of a comparison
-_MAY_DIFFER = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "kept")
+_DIGEST_TYPE = np.dtype(f"S{_DIGEST_BYTES}")  # drops trailing zero bytes, on both sides of a comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ class ExistingDataset:
     """A published dataset to which images are added.
 
     Attributes:
-      directory: its directory.
-      manifest: its manifest.
+      directory: directory of the dataset.
+      manifest: manifest of the dataset.
       images: paths of the files of its image table.
-      rejects: path of its rejects.
+      rejects: path of its `rejects.parquet`.
     """
 
     directory: str
@@ -59,7 +59,7 @@ class ExistingDataset:
 
     @functools.cached_property
     def image_keys(self) -> np.ndarray:
-        """Digests of the keys of its images, bytes16[images], sorted.
+        """Sorted digests of the keys of the images, bytes16[images].
 
         Raises:
           CorruptDataset: the image table is damaged.
@@ -68,7 +68,7 @@ class ExistingDataset:
 
     @functools.cached_property
     def reject_keys(self) -> np.ndarray:
-        """Digests of the keys of its rejects, bytes16[rejects], sorted.
+        """Sorted digests of the keys of the rejects, bytes16[rejects].
 
         Raises:
           CorruptDataset: the rejects are damaged.
@@ -86,30 +86,30 @@ class ExistingDataset:
 
 
 def complete_settings(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of an ingest that adds to a dataset, with the options of the dataset as defaults.
+    """Returns the settings of an ingest that adds images to a dataset, with the options of the dataset as defaults.
 
     Args:
       out: directory of the dataset.
-      settings: nested settings of the user; a partial section is completed from that of the dataset.
+      settings: nested settings of the user; a partial section is completed from the section of the dataset.
 
     Raises:
       SourceError, CorruptDataset: there is no valid dataset in `out`.
     """
     options = manifest.load(out).options
-    defaults = {
-        **{name: options[name] for name in (*_MUST_AGREE, *_MAY_DIFFER) if name in options},
+    dataset_values = {
+        **{name: options[name] for name in (*_SAME_OPTIONS, *_INHERITED_OPTIONS) if name in options},
         "splits": dict(options["splits"]),
     }
     sections = {
-        name: {**defaults[name], **value}
+        name: {**dataset_values[name], **value}
         for name, value in settings.items()
-        if name in defaults and _SETTINGS[name].section and isinstance(value, Mapping)
+        if name in dataset_values and _SETTINGS[name].section and isinstance(value, Mapping)
     }
-    return {**defaults, **settings, **sections}
+    return {**dataset_values, **settings, **sections}
 
 
 def check_published(options: IngestOptions) -> None:
-    """Raises `OptionError` unless there is a dataset to add to."""
+    """Raises `OptionError` unless the output contains a dataset to which images can be added."""
     if not manifest.is_published(dataset_path(options.out)):
         mode = "--append" if options.append else "--retry-rejects"
         raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
@@ -131,9 +131,9 @@ def load_existing(options: IngestOptions, label_kind: str, recorded_options: dic
     dataset = manifest.load(options.out)
     if dataset.label_kind != label_kind:
         old, new = LABEL_KINDS[dataset.label_kind], LABEL_KINDS[label_kind]
-        raise OptionError(f"the images in {options.out} have {old}, the images of the source {new}")
-    for name in _MUST_AGREE:
-        _check_agrees(options.out, name, dataset.options.get(name), recorded_options[name])
+        raise OptionError(f"the images in {options.out} have {old}, the images of the source have {new}")
+    for name in _SAME_OPTIONS:
+        _check_option(options.out, name, dataset.options.get(name), recorded_options[name])
     _check_shards(options.out, dataset)
     return ExistingDataset(
         directory=options.out,
@@ -143,11 +143,11 @@ def load_existing(options: IngestOptions, label_kind: str, recorded_options: dic
     )
 
 
-def _check_agrees(out: str, name: str, old: Any, new: Any) -> None:
+def _check_option(out: str, name: str, old: Any, new: Any) -> None:
     # Shares of splits are relative to one another, so they are compared together.
     if isinstance(old, Mapping) and isinstance(new, Mapping) and name != "splits":
-        for inner in {**old, **new}:
-            _check_agrees(out, f"{name}.{inner}", old.get(inner), new.get(inner))
+        for inner_name in {**old, **new}:
+            _check_option(out, f"{name}.{inner_name}", old.get(inner_name), new.get(inner_name))
     elif old != new:
         raise OptionError(
             f"{out} was made with {name} {old!r}, not {new!r}; omit it, and the value of the dataset applies"
@@ -164,33 +164,33 @@ def _check_shards(out: str, dataset: Manifest) -> None:
                 raise CorruptDataset(f"{path} is missing; write the dataset again, with --overwrite") from error
             if size != shard.bytes:
                 raise CorruptDataset(
-                    f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}; write the dataset again, "
-                    "with --overwrite"
+                    f"{path} has {size} bytes instead of {shard.bytes} as in {manifest.MANIFEST_NAME}; "
+                    "write the dataset again, with --overwrite"
                 )
 
 
 def new_entries(
     entries: Iterable[ImageRef | Reject], existing: ExistingDataset, retry: bool
 ) -> Iterator[ImageRef | Reject]:
-    """Yields the entries whose key no image and no reject has; with `retry`, those whose key only rejects have.
+    """Yields entries whose key neither an image nor a reject has; with `retry`, those whose key only a reject has.
 
     Keys are compared without signatures of URLs, because older datasets contain keys with signatures.
     """
-    remaining = iter(entries)
-    while chunk := list(itertools.islice(remaining, _KEYS_AT_ONCE)):
+    stream = iter(entries)
+    while chunk := list(itertools.islice(stream, _KEYS_AT_ONCE)):
         keys = _digests(entry.key for entry in chunk)
         is_new = ~_contains(existing.image_keys, keys) & (_contains(existing.reject_keys, keys) == retry)
         yield from itertools.compress(chunk, is_new)
 
 
 def key_digests(tables: Iterable[pa.Table]) -> np.ndarray:
-    """Returns the digests of the keys in some tables, bytes16[rows], sorted."""
+    """Returns the sorted digests of the keys in some tables, bytes16[rows]."""
     return np.sort(np.concatenate([np.empty(0, _DIGEST_TYPE), *(_digests(rows["key"].to_pylist()) for rows in tables)]))
 
 
 def _digests(keys: Iterable[str]) -> np.ndarray:
-    """Returns digests without signatures of URLs, of 128 bits: no two keys of a source have the same one by chance."""
-    texts = (http_fetch.unsigned(key).encode("utf-8", "surrogatepass") for key in keys)
+    """Returns digests of keys without signatures of URLs; with 128 bits, accidental collisions are improbable."""
+    texts = (http_fetch.remove_signature(key).encode("utf-8", "surrogatepass") for key in keys)
     return np.fromiter((hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() for text in texts), _DIGEST_TYPE)
 
 
@@ -223,17 +223,17 @@ def link_shards(existing: ExistingDataset, out: str, totals: dict[str, int]) -> 
 
 def merge_splits(existing: ExistingDataset, new: dict[str, SplitInfo], totals: dict[str, int]) -> dict[str, SplitInfo]:
     """Returns the splits of the new generation: the old shards with their new names, then the new shards."""
-    result = {}
+    merged = {}
     for split, info in existing.manifest.splits.items():
         names = (shards.shard_name(index, totals[split]) for index in range(len(info.shards)))
-        old = tuple(replace(shard, name=name) for shard, name in zip(info.shards, names, strict=True))
+        old_shards = tuple(replace(shard, name=name) for shard, name in zip(info.shards, names, strict=True))
         classes = Counter(info.classes) + Counter(new[split].classes)
-        result[split] = SplitInfo(shards=old + new[split].shards, classes=dict(sorted(classes.items())))
-    return result
+        merged[split] = SplitInfo(shards=old_shards + new[split].shards, classes=dict(sorted(classes.items())))
+    return merged
 
 
 def untried_rejects(existing: ExistingDataset, retried: np.ndarray) -> Iterator[pa.Table]:
-    """Yields the rejects of the old generation whose keys are not among the sorted digests of retried ones."""
+    """Yields the rejects of the old generation that are not retried; `retried` has sorted digests of keys."""
     for rows in schemas.read_rejects(existing.rejects):
         yield rows.filter(pa.array(~_contains(retried, _digests(rows["key"].to_pylist()))))
 
@@ -248,7 +248,7 @@ def merge_counts(existing: ExistingDataset, new: ImageCounts) -> ImageCounts:
     old = existing.manifest.counts
     return replace(
         new,
-        # A retried image was counted before, so the sum of all outcomes counts it once.
+        # The sum of all outcomes; `old.found + new.found` would count retried images twice.
         found=new.rejected + old.written + new.written + old.dropped + new.dropped,
         written=old.written + new.written,
         normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),

@@ -84,26 +84,26 @@ def list_source(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Li
 
     Args:
       entries: entries of the source.
-      hidden: ignored names; the source completes them by the end of the entries.
+      hidden: ignored names, to which the source adds while its entries are read.
     """
-    generator = random.Random(0)  # noqa: S311
+    random_generator = random.Random(0)  # noqa: S311
     candidates: list[ImageRef] = []
-    count = sized = total = rejects = 0
+    count = sized = total_bytes = rejects = 0
     for entry in entries:
         if isinstance(entry, Reject):
             rejects += 1
             continue
         count += 1
         sized += entry.bytes > 0
-        total += entry.bytes
+        total_bytes += entry.bytes
         if len(candidates) < SAMPLE_IMAGES:
             candidates.append(entry)
-        elif (index := generator.randrange(count)) < SAMPLE_IMAGES:
+        elif (index := random_generator.randrange(count)) < SAMPLE_IMAGES:  # equal probabilities
             candidates[index] = entry
     return Listing(
         images=count,
         sized=sized,
-        bytes=total,
+        bytes=total_bytes,
         rejects=rejects,
         hidden=hidden.count,
         hidden_names=tuple(hidden.examples),
@@ -118,8 +118,8 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
       SourceError: no image of the sample can be used.
     """
     sizes: list[int] = []
-    good: list[tuple[int, int]] = []
-    reasons: list[str] = []
+    good_sizes: list[tuple[int, int]] = []  # bytes as stored, pixels of the source image
+    failures: list[str] = []
     for ref in candidates:
         if ref.slice and Slice.parse(ref.slice).compression:
             continue  # reading the image requires unpacking a complete archive
@@ -130,21 +130,21 @@ def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: Inge
             if isinstance(result, Exception):
                 raise result
             facts = sandbox.unpack_facts(result.facts)
-            good.append((facts.bytes, facts.source_height * facts.source_width))
+            good_sizes.append((facts.bytes, facts.source_height * facts.source_width))
         except BadImage as bad:
-            reasons.append(f"{http_fetch.unsigned(ref.uri)}: {bad.reason.value} ({bad.detail})")
+            failures.append(f"{http_fetch.remove_signature(ref.uri)}: {bad.reason.value} ({bad.detail})")
         except Unreadable as fault:
-            reasons.append(f"{http_fetch.unsigned(ref.uri)}: unreadable ({fault})")
+            failures.append(f"{http_fetch.remove_signature(ref.uri)}: unreadable ({fault})")
         if sum(sizes) >= SAMPLE_BYTES:
             break
-    if reasons and not good:
-        raise SourceError(f"none of the {len(reasons)} sampled images can be used; first: {reasons[0]}")
+    if failures and not good_sizes:
+        raise SourceError(f"none of the {len(failures)} sampled images can be used; first: {failures[0]}")
     return Sample(
-        images=len(good) + len(reasons),
-        rejected=len(reasons),
+        images=len(good_sizes) + len(failures),
+        rejected=len(failures),
         bytes=_mean(sizes),
-        stored=_mean(stored for stored, _ in good),
-        megapixels=_mean(pixels for _, pixels in good) / 1e6,
+        stored=_mean(stored for stored, _ in good_sizes),
+        megapixels=_mean(pixels for _, pixels in good_sizes) / 1e6,
     )
 
 
@@ -153,7 +153,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-_BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, used where no image could be examined
+_BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, used if no image could be examined
 
 
 @runtime_checkable
@@ -192,21 +192,21 @@ class Estimate:
         work, sample = self.work, self.sample
         sample_text = f"{sample.images} images read, {sample.megapixels:.2g} Mpx each, {sample.rejected} of them bad"
         if not sample.images:
-            sample_text = "no image can be read without unpacking its archive; sizes are guessed"
-        written = ", ".join(f"{name} {count:,}" for name, count in work.shards.items())
-        planning = f"{duration(work.images * cost_estimate.PLAN_SECONDS_PER_IMAGE)} and "
+            sample_text = "no image can be read without unpacking its archive; sizes are rough estimates"
+        shard_texts = ", ".join(f"{name} {count:,}" for name, count in work.shards.items())
+        plan_time = f"{duration(work.images * cost_estimate.PLAN_SECONDS_PER_IMAGE)} and "
         items = {
             "source": f"{self.options.source}: {work.images:,} images, {size(work.read_bytes)}{self._size_remark()}",
-            "rejects": f"{self.listing.rejects:,} by the listing alone" if self.listing.rejects else "",
+            "rejects": f"{self.listing.rejects:,}, found without reading images" if self.listing.rejects else "",
             "hidden": Remarks(hidden=self.listing.hidden, hidden_names=self.listing.hidden_names).hidden_text,
             "sample": sample_text,
-            "work": f"batches to examine {work.buckets:,}; shards to write: {written}",
+            "work": f"batches to examine {work.buckets:,}; shards to write: {shard_texts}",
             "out": f"{self.options.out}: about {size(work.written_bytes)}",
             # A rename of a shard in a store is a copy and a delete.
             "deleted": f"about {size(work.written_bytes)} of copies, kept and billed by a bucket with soft deletion"
             if storage.is_remote(self.options.out)
             else "",
-            "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
+            "plan": plan_time + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
             "compute": f"{duration(work.core_seconds)} of one core",
             "engine": self.engine,
             **self.resources.lines,
@@ -214,7 +214,7 @@ class Estimate:
         return [f"{name:<10} {text}" for name, text in items.items() if text]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the estimate as plain JSON values; names of numbers contain the unit."""
+        """Returns the estimate as plain JSON values; the names of numbers contain their unit."""
         work = {**vars(self.work), "shards": dict(self.work.shards)}
         return {
             "source": self.options.source,
@@ -228,7 +228,7 @@ class Estimate:
 
     def _size_remark(self) -> str:
         unknown = self.listing.images - self.listing.sized
-        return f" (the size of {unknown:,} taken from the sample)" if unknown else ""
+        return f" (the sizes of {unknown:,} are estimated from the sample)" if unknown else ""
 
 
 def estimate(options: IngestOptions, engine: Engine) -> Estimate:
@@ -239,10 +239,10 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     """
     if isinstance(engine, ResourceEstimator):
         engine.check(options)
-    check(options)
+    check_output(options)
     source = open_source(options, on_cluster=lambda: engine.name != "local")
     hidden = HiddenNames()
-    listing = list_source(_entries(source, options, hidden), hidden)
+    listing = list_source(_entries_to_ingest(source, options, hidden), hidden)
     sample = examine_sample(listing.candidates, _reader(source, options), options)
     work = _work(options, listing, sample, source)
     if isinstance(engine, ResourceEstimator):
@@ -253,7 +253,7 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     return Estimate(options=options, engine=engine.name, listing=listing, sample=sample, work=work, resources=resources)
 
 
-def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
+def _entries_to_ingest(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
     entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
         existing = append.load_existing(options, source.label_kind, dataset_options(options))
@@ -268,51 +268,50 @@ def _reader(source: Source, options: IngestOptions) -> Reader:
 
 def _work(options: IngestOptions, listing: Listing, sample: Sample, source: Source) -> Work:
     if not listing.images:
-        raise SourceError(f"{options.source} holds no image to ingest")
+        raise SourceError(f"{options.source} has no image to ingest")
     read_bytes = listing.bytes + int((listing.images - listing.sized) * sample.bytes)
-    mean = read_bytes / listing.images
-    megapixels = sample.megapixels or mean / _BYTES_PER_PIXEL / 1e6
+    mean_bytes = read_bytes / listing.images
+    megapixels = sample.megapixels or mean_bytes / _BYTES_PER_PIXEL / 1e6
     good_share = 1 - sample.rejected / sample.images if sample.images else 1.0
-    good = max(1, round(listing.images * good_share))
-    written_bytes = int(good * (_stored_bytes(options, sample, mean) + RECORD_OVERHEAD_BYTES))
+    good_images = max(1, round(listing.images * good_share))
+    written_bytes = int(good_images * (_stored_bytes(options, sample, mean_bytes) + RECORD_OVERHEAD_BYTES))
     is_http = [http_fetch.is_url(ref.uri) for ref in listing.candidates]
-    remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.candidates)
-    requests = 2 * listing.images if remote and not all(is_http) else 0
-    seconds = (
-        listing.images * cost_estimate.core_seconds(options, megapixels) + requests * cost_estimate.REQUEST_SECONDS
-    )
+    is_remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.candidates)
+    requests = 2 * listing.images if is_remote and not all(is_http) else 0  # to examine and to write
+    core_seconds = listing.images * cost_estimate.core_seconds(options, megapixels)
+    core_seconds += requests * cost_estimate.REQUEST_SECONDS
     return Work(
         images=listing.images,
         read_bytes=read_bytes,
         written_bytes=written_bytes,
         buckets=-(-listing.images // options.bucket_images),
-        shards=_shard_counts(options, good, written_bytes),
-        core_seconds=seconds,
+        shards=_shard_counts(options, good_images, written_bytes),
+        core_seconds=core_seconds,
         requests=requests,
-        remote=remote or any(is_http),
+        remote=is_remote or any(is_http),
     )
 
 
-def _stored_bytes(options: IngestOptions, sample: Sample, mean: float) -> float:
-    """Returns the mean size of a stored image, in bytes."""
+def _stored_bytes(options: IngestOptions, sample: Sample, mean_bytes: float) -> float:
+    """Returns the mean size of a stored image, in bytes; `mean_bytes` is that of a source image."""
     pixels = options.pixels
     if pixels.policy == "raw":
         return 3.0 * pixels.side_px**2
     if not sample.images:
-        return mean if pixels.policy == "copy" else min(mean, pixels.side_px**2 * _BYTES_PER_PIXEL)
+        return mean_bytes if pixels.policy == "copy" else min(mean_bytes, pixels.side_px**2 * _BYTES_PER_PIXEL)
     # The mean size of all files is known, so copied files need only a ratio from the sample.
-    return mean * sample.stored / sample.bytes if pixels.policy == "copy" else sample.stored
+    return mean_bytes * sample.stored / sample.bytes if pixels.policy == "copy" else sample.stored
 
 
-def _shard_counts(options: IngestOptions, count: int, written: int) -> Mapping[str, int]:
+def _shard_counts(options: IngestOptions, good_images: int, written_bytes: int) -> Mapping[str, int]:
     counts = {}
     for name, share in options.shares.items():
-        records = max(1, round(count * share))
-        counts[name] = options.shards or shards.shard_count(int(written * share), records, options.shard_mb * 1e6)
+        records = max(1, round(good_images * share))
+        counts[name] = options.shards or shards.shard_count(int(written_bytes * share), records, options.shard_mb * 1e6)
     return counts
 
 
-def check(options: IngestOptions) -> None:
+def check_output(options: IngestOptions) -> None:
     """Checks the output of an ingest without writing; permission to write to a store cannot be checked.
 
     Raises:
@@ -326,13 +325,13 @@ def check(options: IngestOptions) -> None:
     elif not (is_addition or options.overwrite):
         raise OptionError(occupied_message(options.out))
     if storage.is_remote(options.out):
-        _check_bucket(options.out)
+        _check_store(options.out)
     elif refusal := disk.refusal(options.out):
         advice = refusal.repair or "choose another --out"
         raise OptionError(f"{options.out} cannot be written: {refusal.reason}; {advice}")
 
 
-def _check_bucket(out: str) -> None:
+def _check_store(out: str) -> None:
     try:
         next(storage.list_objects(out), None)
     except FileNotFoundError as error:

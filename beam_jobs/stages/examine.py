@@ -1,7 +1,7 @@
-"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, without Beam.
+"""Examines one bucket of references, a unit of work, and writes a table of facts and a table of rejects.
 
-The spool contains converted and downloaded images. Other images are read again from the source, so a local source that
-needs no conversion is not copied.
+A spool file contains converted and downloaded images. Other images are read from the source again when shards are
+written, so a local source that needs no conversion is not copied. This module does not use Beam.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class SpoolWriter:
         if self._stream is None:
             self._stream = self._stack.enter_context(storage.atomic_writer(self._path))
         self._stream.write(data)
-        added = Slice(method=SPOOL, offset=self._position, length=len(data), path=self._name)
+        spool_slice = Slice(method=SPOOL, offset=self._position, length=len(data), path=self._name)
         self._position += len(data)
-        return added.text
+        return spool_slice.text
 
     @property
     def size(self) -> int:
@@ -74,9 +74,9 @@ class SpoolWriter:
 
 DIRECTORY = "examined"  # in the work directory
 _FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # prefixes of file names in it
-_LOT_IMAGES = 64  # of one request to a decoder; with 16, this process computes 1.4 times as long
+_REQUEST_IMAGES = 64  # in one request to a decoder; with 16, this process uses 1.4 times as much CPU time
 UNREAD = "unread"  # in the work directory: notes about buckets with unreadable images
-# Reasons that another attempt, or other permissions, may remove.
+# Reasons for rejects that another attempt, or other permissions, may remove.
 _TRANSIENT = frozenset(
     reason.value
     for reason in (
@@ -95,9 +95,9 @@ class ExamineTask:
       limits: limits of images.
       pixels: conversion of the pixels.
       facts: `all` or `basic`.
-      threads: number of threads; 0, until a worker has it, lets the worker decide.
+      threads: number of threads; 0 lets the worker choose the number.
       seed: seed of the hashes in the facts.
-      reject_unreadable: whether unreadable images are rejected, until the next run.
+      reject_unreadable: whether unreadable images are rejected in this run; the next run tries them again.
     """
 
     reader: Reader
@@ -127,7 +127,7 @@ class Examined:
 
 
 class _Image(NamedTuple):
-    """The number of a row of a `REFS` table, and its columns that examining needs."""
+    """Index of a row of a `REFS` table, and the columns of it that examining needs."""
 
     row: int
     key: str
@@ -138,7 +138,7 @@ class _Image(NamedTuple):
 
 
 class _GoodImage(NamedTuple):
-    """A good image; `stored` and `mask` are the bytes for the spool, None where the source is stored."""
+    """A good image; `stored` and `mask` are bytes for the spool file, None if the source can be read again."""
 
     facts: bytes
     size: int
@@ -149,7 +149,7 @@ class _GoodImage(NamedTuple):
     mask_crc32c: int = 0
 
 
-_File = tuple[_Image, fetchers.Content | None]  # content, or why it was not read; None: a decoder reads it
+_File = tuple[_Image, fetchers.Content | None]  # content, or the error of reading it; None: a decoder reads it
 _Outcome = tuple[_Image, _GoodImage | Reject | Unreadable]
 
 
@@ -164,7 +164,7 @@ def rejects_path(work: str, bucket: Bucket) -> str:
 
 
 def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
-    """Returns the path of the file that the marker of a bucket names.
+    """Returns the path of the file of a kind that the marker of a bucket lists.
 
     Raises:
       OSError: the bucket is not finished.
@@ -184,14 +184,14 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
       OSError: the results cannot be written.
     """
     work = task.reader.work
-    if sealed := _load_outcome(work, bucket):
-        local_progress.add(Progress(sealed.good + sealed.rejected, 0, sealed.rejected))
-        return sealed
+    if sealed_outcome := _load_outcome(work, bucket):
+        local_progress.add(Progress(sealed_outcome.good + sealed_outcome.rejected, 0, sealed_outcome.rejected))
+        return sealed_outcome
     refs = schemas.read(bucket.path)
     good: list[tuple[int, _GoodImage, str, str]] = []
     rejects: list[dict[str, Any]] = []
     faults: list[Fault] = []
-    read = 0
+    read_bytes = 0
     with resume.Attempt(_marker_path(work, bucket)) as attempt:
         spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
         with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
@@ -204,34 +204,35 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
                     image_slice = image.slice if outcome.stored is None else spool.add(outcome.stored)
                     mask_slice = "" if outcome.mask is None else spool.add(outcome.mask)
                     good.append((image.row, outcome._replace(stored=None, mask=None), image_slice, mask_slice))
-                read += progress.bytes
+                read_bytes += progress.bytes
                 local_progress.add(progress)
         if faults:
             error = Unreadable(faults[0].cause, tuple(faults))
             if not task.reject_unreadable:
                 raise error
-            write_unread_note(bucket, task, error)  # before the seal, for the next run
+            write_unread_note(bucket, task, error)  # before the seal: the next run needs the note
         files = {spool_name: spool.size} if spool.size else {}
-        tables = {_FACTS: _examined(refs, good, task.seed), _REJECTS: pa.Table.from_pylist(rejects, schemas.REJECTS)}
+        tables = {_FACTS: _facts_table(refs, good, task.seed), _REJECTS: pa.Table.from_pylist(rejects, schemas.REJECTS)}
         for kind, table in tables.items():
             name = attempt.name(f"{kind}{bucket.name}", ".parquet")
             files[name] = schemas.write(storage.join(work, DIRECTORY, name), table)
-        counts = {"good": len(good), "rejected": len(rejects), "bytes": read}
-        winner = attempt.seal({**counts, "files": files}, partial(_load_outcome, work, bucket))
-    return winner or Examined(**counts, resumed=False)
+        counts = {"good": len(good), "rejected": len(rejects), "bytes": read_bytes}
+        other_outcome = attempt.seal({**counts, "files": files}, partial(_load_outcome, work, bucket))
+    return other_outcome or Examined(**counts, resumed=False)
 
 
-def _examined(refs: pa.Table, good: list[tuple[int, _GoodImage, str, str]], seed: int) -> pa.Table:
-    """Returns the `EXAMINED` table of the good images, each with the number of its row and its two slices."""
+def _facts_table(refs: pa.Table, good: list[tuple[int, _GoodImage, str, str]], seed: int) -> pa.Table:
+    """Returns the `EXAMINED` table of good images, given with their row index and the slices of image and mask."""
     rows, images, slices, mask_slices = zip(*good, strict=True) if good else ((), (), (), ())
     facts = np.frombuffer(b"".join(image.facts for image in images), sandbox.FACTS)
-    masks = {
+    work_columns = {
+        "slice": slices,
         "mask_slice": mask_slices,
         "mask_values": [" ".join(map(str, image.mask_values)) for image in images],
         "mask_crc32c": [image.mask_crc32c for image in images],
     }
     annotations = [image.annotations for image in images]
-    return schemas.examined(refs.take(pa.array(rows, pa.int64())), facts, annotations, {"slice": slices, **masks}, seed)
+    return schemas.examined_rows(refs.take(pa.array(rows, pa.int64())), facts, annotations, work_columns, seed)
 
 
 def count_good(work: str, bucket: Bucket) -> int:
@@ -245,7 +246,7 @@ def sweep(work: str) -> None:
 
 
 def write_unread_note(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
-    """Writes a note in `UNREAD` about the unreadable images of a bucket, or the error of its results. Idempotent."""
+    """Writes a note in `UNREAD` about unreadable images of a bucket, or an error of writing its results. Idempotent."""
     faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
     resume.write_fault_note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
 
@@ -262,12 +263,12 @@ def invalidate(work: str, bucket: Bucket) -> None:
 
 
 def is_finished(work: str, bucket: Bucket) -> bool:
-    """Returns whether a bucket is examined, and all its files are complete."""
+    """Returns whether a bucket has been examined and all its files are complete."""
     return _load_outcome(work, bucket) is not None
 
 
 def marker_name(bucket: Bucket) -> str:
-    """Returns the name, in `DIRECTORY`, of the marker of a finished bucket."""
+    """Returns the name, in `DIRECTORY`, of the marker of a finished bucket, which is its seal (see `resume`)."""
     return f"done-{bucket.name}.json"
 
 
@@ -281,7 +282,7 @@ def parse_progress(marker: bytes) -> Progress | None:
 
 
 def _load_outcome(work: str, bucket: Bucket) -> Examined | None:
-    """Returns the outcome of the sealed attempt at a bucket; None without one, or if its files are not complete."""
+    """Returns the outcome of the sealed attempt at a bucket; None if there is none, or its files are not complete."""
     if not storage.exists(_marker_path(work, bucket)):
         return None
     try:
@@ -296,7 +297,7 @@ def _load_outcome(work: str, bucket: Bucket) -> Examined | None:
 def _check_value(work: str, name: str) -> int:
     """Returns the crc32c of a table, or the size of a spool in bytes.
 
-    A spool may be as large as the source; writing compares the checksum of each of its images.
+    A spool may be as large as the source, and the checksum of each of its images is compared when shards are written.
     """
     path = storage.join(work, DIRECTORY, name)
     return storage.size(path) if name.startswith(_SPOOL) else storage.checksum(path)
@@ -322,43 +323,43 @@ def _readable_outcomes(
 
 
 def _outcomes(refs: pa.Table, task: ExamineTask) -> Iterator[_Outcome]:
-    """Yields the outcome of each image; the decoders of `task.threads` read local files, and get the bytes of others.
+    """Yields the outcome of each image; one decoder per thread reads local files, and receives other files as bytes.
 
-    If each of the threads that fetch sent its own images to a decoder, an ingest would take a third to two thirds
-    longer.
+    If each thread that fetches images sent them to a decoder itself, an ingest would take a third to two thirds longer.
     """
     columns = [refs[name].to_pylist() for name in ("key", "uri", "slice", "bytes", "annotations")]
     images = [_Image(*values) for values in zip(range(len(refs)), *columns, strict=True)]
-    places = [(image.uri, image.slice) for image in images]
+    locations = [(image.uri, image.slice) for image in images]
     contents: Generator[fetchers.Content | None, None, None] = (None for _ in images)
     reader: Reader | None = task.reader
-    lot_images = _LOT_IMAGES if task.pixels.policy == "copy" else CHUNK_ITEMS  # new bytes stay in memory
-    if not task.reader.are_plain(places):
-        reader, lot_images = None, CHUNK_ITEMS  # because a lot waits for the slowest server
-        masks = any(http_fetch.is_url(item.mask or "") for item in map(schemas.parse_annotations, columns[-1]) if item)
-        # Masks are fetched by this process, and the limit of requests to a host would count twice.
-        contents = fetchers.read_all(task.reader, places, 1 if masks else task.threads)
+    batch_images = _REQUEST_IMAGES if task.pixels.policy == "copy" else CHUNK_ITEMS  # converted images need memory
+    if not task.reader.are_directly_readable(locations):
+        reader, batch_images = None, CHUNK_ITEMS  # because a batch waits for the slowest server
+        annotations = map(schemas.parse_annotations, columns[-1])
+        has_mask_urls = any(http_fetch.is_url(item.mask or "") for item in annotations if item)
+        # This process fetches masks; with a second fetching process, the limit of requests to a host would double.
+        contents = fetchers.read_all(task.reader, locations, 1 if has_mask_urls else task.threads)
     try:
-        lots = chunks_by_size(zip(images, contents, strict=True), _size, lot_images)
-        for outcomes in map_ordered(partial(_examine, task=task, reader=reader), lots, task.threads):
+        batches = chunks_by_size(zip(images, contents, strict=True), _file_size, batch_images)
+        for outcomes in map_ordered(partial(_examine, task=task, reader=reader), batches, task.threads):
             yield from outcomes
     except KeyboardInterrupt as interrupt:
         contents.throw(interrupt)  # closing it would wait for the running downloads
     finally:
-        contents.close()  # processes that fetch must not stay taken after an error
+        contents.close()  # releases the fetching processes, also after an error
 
 
-def _size(file: _File) -> int:
+def _file_size(file: _File) -> int:
     return file[0].bytes if file[1] is None else len(file[1]) if isinstance(file[1], bytes) else 0
 
 
 def _examine(files: list[_File], task: ExamineTask, reader: Reader | None) -> list[_Outcome]:
-    """Examines images with one request to a decoder."""
-    known = [file for file in files if not isinstance(file[1], Exception)]
-    images = [(image.uri, image.slice) if reader else data for image, data in known]
-    answers = iter(sandbox.examine(images, task.limits, task.pixels, task.facts, task.threads, reader))
+    """Examines images with one request to a decoder, and returns their outcomes."""
+    readable = [file for file in files if not isinstance(file[1], Exception)]
+    inputs = [(image.uri, image.slice) if reader else data for image, data in readable]
+    results = iter(sandbox.examine(inputs, task.limits, task.pixels, task.facts, task.threads, reader))
     return [
-        (image, _outcome(image, data, data if isinstance(data, Exception) else next(answers), task))
+        (image, _outcome(image, data, data if isinstance(data, Exception) else next(results), task))
         for image, data in files
     ]
 
@@ -366,15 +367,15 @@ def _examine(files: list[_File], task: ExamineTask, reader: Reader | None) -> li
 def _outcome(
     image: _Image,
     data: bytes | BadImage | Unreadable | None,
-    answer: sandbox.Examination | BadImage | Unreadable,
+    result: sandbox.Examination | BadImage | Unreadable,
     task: ExamineTask,
 ) -> _GoodImage | Reject | Unreadable:
     """Returns the outcome of an image, with its annotations."""
     size = len(data) if isinstance(data, bytes) else 0 if data else image.bytes
     try:
-        if isinstance(answer, Exception):
-            raise answer
-        good = _GoodImage(answer.facts, size, answer.stored)
+        if isinstance(result, Exception):
+            raise result
+        good = _GoodImage(result.facts, size, result.stored)
         if good.stored is None and isinstance(data, bytes) and http_fetch.is_url(image.uri):
             good = good._replace(stored=data)
         return _process_annotations(image, good, task) if image.annotations else good
@@ -397,13 +398,13 @@ def _process_annotations(image: _Image, good: _GoodImage, task: ExamineTask) -> 
     check_annotations(annotations, facts.source_height, facts.source_width)
     if annotations.mask is None:
         return good._replace(annotations=annotations)
-    data = _read_mask(annotations.mask, task)
-    plan = geometry(task.pixels, facts.source_height, facts.source_width)
-    mask, values = sandbox.normalise_mask(data, plan, task.limits, task.threads)
-    is_source = mask is data and not http_fetch.is_url(annotations.mask)
+    source_mask = _read_mask(annotations.mask, task)
+    target_geometry = geometry(task.pixels, facts.source_height, facts.source_width)
+    mask, values = sandbox.normalise_mask(source_mask, target_geometry, task.limits, task.threads)
+    is_readable_again = mask is source_mask and not http_fetch.is_url(annotations.mask)
     return good._replace(
         annotations=annotations,
-        mask=None if is_source else mask,
+        mask=None if is_readable_again else mask,
         mask_values=values,
         mask_crc32c=google_crc32c.value(mask),
     )
@@ -413,12 +414,12 @@ def _read_mask(uri: str, task: ExamineTask) -> bytes:
     try:
         data = task.reader.read(uri)
     except BadImage as bad:  # name the mask, because the caller reports the image
-        raise BadImage(bad.reason, f"mask {http_fetch.unsigned(uri)}: {bad.detail}") from bad
+        raise BadImage(bad.reason, f"mask {http_fetch.remove_signature(uri)}: {bad.detail}") from bad
     except Unreadable as fault:
-        raise Unreadable(f"mask {http_fetch.unsigned(uri)}: {fault}") from fault
+        raise Unreadable(f"mask {http_fetch.remove_signature(uri)}: {fault}") from fault
     if len(data) > task.limits.max_bytes:
         raise BadImage(
             RejectReason.BAD_MASK,
-            f"mask {http_fetch.unsigned(uri)}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}",
+            f"mask {http_fetch.remove_signature(uri)}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}",
         )
     return data

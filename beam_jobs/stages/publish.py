@@ -1,4 +1,4 @@
-"""Publish: compares the listing of the shards with their summaries, writes the tables, and `dataset.json` last."""
+"""Publication: compares the listed shards with their sidecars, writes the tables, and `dataset.json` last."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pyc
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceFacts:
-    """Facts about the source and the run that are not in the plan.
+class RunProperties:
+    """Properties of the source and the run that are not in the plan.
 
     Attributes:
       images: number of entries, including rejects.
       label_kind: one of `types.LABEL_KINDS`.
       work: work directory, with the sidecars.
-      spill: local directory for what exceeds the memory; that of temporary files when empty.
+      spill: local directory for rows that exceed the memory; the directory of temporary files when empty.
       existing: the dataset to which the images are added; None for a new dataset.
       keys: sorted digests of the keys of retried entries; empty unless rejects were retried.
       remarks: remarks of the run.
@@ -67,16 +67,16 @@ def producer() -> dict[str, str]:
 
 
 def publish(
-    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: Iterable[pa.Table], source_facts: SourceFacts
+    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: Iterable[pa.Table], run: RunProperties
 ) -> Manifest:
-    """Turns written shards into a dataset. Idempotent until `dataset.json` exists, which is never replaced.
+    """Publishes written shards as a dataset, and returns its manifest. Idempotent; never replaces a `dataset.json`.
 
     Args:
       options: options of the ingest.
       plan: the plan of the written shards.
       tasks: the written shards.
       rejects: `REJECTS` rows of all stages, in any order.
-      source_facts: facts about the source, and the existing dataset.
+      run: properties of the source, and the existing dataset.
 
     Raises:
       CorruptDataset: a shard or its part of the image table does not match the sidecar.
@@ -84,70 +84,70 @@ def publish(
       FileNotFoundError: another process removed files of the output; nothing is published.
     """
     check_unpublished(options.out)
-    existing, work = source_facts.existing, source_facts.work
-    written = _read_sidecars(options.out, work, plan, tasks)
-    totals = {name: source_facts.shards_before(name) + len(new.shards) for name, new in written.items()}
-    first = next(iter(existing.manifest.splits if existing else written))
+    existing, work = run.existing, run.work
+    written_splits = _read_sidecars(options.out, work, plan, tasks)
+    shard_totals = {name: run.shards_before(name) + len(written.shards) for name, written in written_splits.items()}
+    first_split = next(iter(existing.manifest.splits if existing else written_splits))
     scratch = storage.join(work, "tmp")
-    parts, channels, total = _write_other_rows(plan, options.out, scratch, first, source_facts.label_kind)
-    total.add(channels)
-    channels.add(written[first].summary)
-    for new in written.values():
-        parts += new.parts
-        total.add(new.summary)
+    parts, first_summary, total_summary = _write_other_rows(plan, options.out, scratch, first_split, run.label_kind)
+    total_summary.add(first_summary)
+    first_summary.add(written_splits[first_split].summary)
+    for written in written_splits.values():
+        parts += written.parts
+        total_summary.add(written.summary)
     splits = {
-        name: SplitInfo(shards=tuple(new.shards), classes=dict(sorted(new.summary.classes.items())))
-        for name, new in written.items()
+        name: SplitInfo(shards=tuple(written.shards), classes=dict(sorted(written.summary.classes.items())))
+        for name, written in written_splits.items()
     }
-    normalised = sum((new.summary.normalised for new in written.values()), Counter())
+    normalised = sum((written.summary.normalised for written in written_splits.values()), Counter())
     if existing:
-        rejects = itertools.chain(append.untried_rejects(existing, source_facts.keys), rejects)
+        rejects = itertools.chain(append.untried_rejects(existing, run.keys), rejects)
     path = storage.join(options.out, manifest.REJECTS_NAME)
-    reasons = reject_table.write_sorted(path, rejects, scratch, source_facts.spill)
-    counts = _counts(plan, normalised, reasons, source_facts.images)
+    reasons = reject_table.write_sorted(path, rejects, scratch, run.spill)
+    counts = _counts(plan, normalised, reasons, run.images)
     if existing:
-        append.link_shards(existing, options.out, totals)
-        splits = append.merge_splits(existing, splits, totals)
+        append.link_shards(existing, options.out, shard_totals)
+        splits = append.merge_splits(existing, splits, shard_totals)
         counts = append.merge_counts(existing, counts)
-    _remove_strays(options.out, splits, parts)
-    tfds_files = _tfds_files(options, splits, plan.labels, total, source_facts.label_kind)
+    _remove_unplanned_files(options.out, splits, parts)
+    tfds_files = _tfds_files(options, splits, plan.labels, total_summary, run.label_kind)
     for name, content in tfds_files.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
-    result = Manifest(
+    dataset = Manifest(
         source=_source_name(options.source),
         options=dataset_options(options),
         options_digest=options.digest(),
-        label_kind=source_facts.label_kind,
+        label_kind=run.label_kind,
         labels=plan.labels,
         splits=splits,
         counts=counts,
-        channels=channels.channels(first) if options.facts == "all" else None,
+        channels=first_summary.channels(first_split) if options.facts == "all" else None,
         producer=producer(),
         images=tuple(parts),
         tables={
             name: storage.digest(storage.join(options.out, name))[1]
             for name in (manifest.REJECTS_NAME, *sorted(tfds_files))
         },
-        remarks=source_facts.remarks,
+        remarks=run.remarks,
     )
-    if not manifest.create(result, options.out, scratch):
-        raise _dataset_appeared(options.out)
-    _check_complete(result, options.out)
-    return result
+    if not manifest.create(dataset, options.out, scratch):
+        raise _changed_error(options.out)
+    _check_complete(dataset, options.out)
+    return dataset
 
 
 def check_unpublished(out: str) -> None:
     """Raises `DatasetChanged` if another process published a dataset in an output that had none."""
     if manifest.is_published(out):
-        raise _dataset_appeared(out)
+        raise _changed_error(out)
 
 
-def _dataset_appeared(out: str) -> DatasetChanged:
+def _changed_error(out: str) -> DatasetChanged:
     return DatasetChanged(f"{out} holds a dataset that was published since this run began; choose another --out")
 
 
 def _source_name(source: str) -> str:
-    """Returns the last part of a local path, because its directory is private; a URL completely."""
+    """Returns the last part of a local path, because its directory is private, or the complete URL."""
     return source if storage.is_remote(source) else os.path.basename(os.path.abspath(source))
 
 
@@ -159,7 +159,7 @@ def dataset_options(options: IngestOptions) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class _WrittenSplit:
-    """What the workers wrote of a split: new shards, their parts of the image table, and a summary of the images."""
+    """Written parts of a split: new shards, their parts of the image table, and a summary of the images."""
 
     shards: list[Shard] = field(default_factory=list)
     parts: list[TablePart] = field(default_factory=list)
@@ -167,17 +167,17 @@ class _WrittenSplit:
 
 
 def _read_sidecars(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> dict[str, _WrittenSplit]:
-    """Returns what was written of each split. It reads no byte of the files: workers have compared them."""
-    result = {split.name: _WrittenSplit() for split in plan.splits}
-    listed = {
+    """Returns the written parts of each split. It does not read these files, which workers have compared."""
+    written_splits = {split.name: _WrittenSplit() for split in plan.splits}
+    file_stats = {
         storage.join(out, folder, name): stat
-        for folder in (manifest.IMAGES_DIR, *map(shards.split_dir, result))
+        for folder in (manifest.IMAGES_DIR, *map(shards.split_dir, written_splits))
         for name, stat in storage.stat_files(storage.join(out, folder)).items()
     }
-    read = partial(_read_sidecar, out, work, listed)
-    for task, sidecar in zip(tasks, map_ordered(read, tasks, resume.seal_threads(work)), strict=True):
+    read_sidecar = partial(_read_sidecar, out, work, file_stats)
+    for task, sidecar in zip(tasks, map_ordered(read_sidecar, tasks, resume.seal_threads(work)), strict=True):
         shard, part = sidecar.shard, sidecar.part
-        written = result[task.split]
+        written = written_splits[task.split]
         written.shards.append(Shard(name=task.name, records=sidecar.records, bytes=shard.bytes, sha256=shard.sha256))
         written.parts.append(
             TablePart(
@@ -189,33 +189,33 @@ def _read_sidecars(out: str, work: str, plan: Plan, tasks: list[ShardTask]) -> d
             )
         )
         written.summary.add(Summary.from_json(sidecar.summary))
-    return result
+    return written_splits
 
 
-def _read_sidecar(out: str, work: str, listed: Mapping[str, tuple[int, int | None]], task: ShardTask) -> Sidecar:
-    path = shard_path(out, task)
+def _read_sidecar(out: str, work: str, file_stats: Mapping[str, tuple[int, int | None]], task: ShardTask) -> Sidecar:
+    path = shard_path(out, task)  # for the error
     with contextlib.suppress(FileNotFoundError, ValueError):  # the sidecar is missing or damaged
         sidecar = load_sidecar(work, task)
         for file, path in sidecar.files(out, task):
-            length, crc32c = listed.get(path, (-1, None))
+            length, crc32c = file_stats.get(path, (-1, None))
             if length != file.bytes or crc32c not in (None, file.crc32c):
                 break
         else:
             return sidecar
     storage.remove(sidecar_path(work, task))  # so that the next run writes the shard again
-    raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
+    raise CorruptDataset(f"{path} differs from the data written to it; check the disk, then run the ingest again")
 
 
-def _check_complete(result: Manifest, out: str) -> None:
-    """Removes the manifest again if files were removed during publication: writing recreates removed directories.
+def _check_complete(dataset: Manifest, out: str) -> None:
+    """Removes the manifest if files were removed during publication: writing recreates removed directories.
 
     Raises:
       FileNotFoundError: a file of the dataset is missing.
     """
     if storage.is_remote(out):  # each check would be a request, and an accidental partial removal is unlikely
         return
-    paths = [path for split in result.splits for path in result.shard_paths(out, split)]
-    for path in [*paths, *(storage.join(out, name) for name in result.table_digests)]:
+    paths = [path for split in dataset.splits for path in dataset.shard_paths(out, split)]
+    for path in [*paths, *(storage.join(out, name) for name in dataset.table_digests)]:
         if not os.path.isfile(path):
             storage.remove(storage.join(out, manifest.MANIFEST_NAME))
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -235,15 +235,15 @@ def _tfds_files(
     return tfds_metadata.files(splits, labels, features, _source_name(options.source))
 
 
-def _remove_strays(out: str, splits: dict[str, SplitInfo], parts: Sequence[TablePart]) -> None:
+def _remove_unplanned_files(out: str, splits: dict[str, SplitInfo], parts: Sequence[TablePart]) -> None:
     # TFX reads `Split-NAME/*`, so it would also read the shards of an abandoned plan.
-    planned = {shards.split_dir(split): {shard.name for shard in info.shards} for split, info in splits.items()}
-    planned[manifest.IMAGES_DIR] = {part.name for part in parts}
+    planned_names = {shards.split_dir(split): {shard.name for shard in info.shards} for split, info in splits.items()}
+    planned_names[manifest.IMAGES_DIR] = {part.name for part in parts}
     for folder in storage.list_dirs(out):
         directory = storage.join(out, folder)
-        if folder in planned:
+        if folder in planned_names:
             for name in storage.list_files(directory):
-                if name not in planned[folder]:
+                if name not in planned_names[folder]:
                     storage.remove(storage.join(directory, name))
         elif folder.startswith(shards.SPLIT_PREFIX):
             storage.remove_tree(directory)
@@ -252,27 +252,27 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo], parts: Sequence[Table
 def _write_other_rows(
     plan: Plan, out: str, scratch: str, split: str, label_kind: str
 ) -> tuple[list[TablePart], Summary, Summary]:
-    """Writes the rows of the old images and of the dropped ones, which no worker writes.
+    """Writes the rows of old images and of dropped images, which no worker writes.
 
     Returns:
-      the files of the rows, a summary of the old images of the split, and a summary of all others.
+      the files of the rows, a summary of the old images of `split`, and a summary of all other images.
     """
-    sources: dict[str, Iterable[pa.Table]] = {}
+    tables_by_kind: dict[str, Iterable[pa.Table]] = {}
     if plan.existing:
-        sources["existing"] = schemas.read_images([plan.existing], schemas.IMAGES.names)
-    if plan.dropped.images:
-        sources["dropped"] = (schemas.image_rows(one.read(), "", -1, [-1] * one.images) for one in plan.dropped.shards)
-    parts, of_split, others = [], Summary(), Summary()
+        tables_by_kind["existing"] = schemas.read_images([plan.existing], schemas.IMAGES.names)
+    if dropped := plan.dropped.shards if plan.dropped.images else ():
+        tables_by_kind["dropped"] = (schemas.image_rows(shard.read(), "", -1, [-1] * shard.images) for shard in dropped)
+    parts, split_summary, other_summary = [], Summary(), Summary()
 
-    def measure(group: pa.Table) -> pa.Table:
-        is_of_split = pc.and_(pc.equal(group["split"], split), pc.greater_equal(group["shard"], 0))
-        of_split.add(Summary.measure(group.filter(is_of_split), label_kind))
-        others.add(Summary.measure(group.filter(pc.invert(is_of_split)), label_kind))
+    def add_to_summary(group: pa.Table) -> pa.Table:
+        is_in_split = pc.and_(pc.equal(group["split"], split), pc.greater_equal(group["shard"], 0))
+        split_summary.add(Summary.measure(group.filter(is_in_split), label_kind))
+        other_summary.add(Summary.measure(group.filter(pc.invert(is_in_split)), label_kind))
         return group
 
-    for kind, tables in sources.items():
-        parts.append(write_part(out, f"part-{kind}.parquet", map(measure, row_groups(tables)), scratch))
-    return parts, of_split, others
+    for kind, tables in tables_by_kind.items():
+        parts.append(write_part(out, f"part-{kind}.parquet", map(add_to_summary, row_groups(tables)), scratch))
+    return parts, split_summary, other_summary
 
 
 def write_part(out: str, name: str, groups: Iterable[pa.Table], scratch: str = "") -> TablePart:
@@ -299,12 +299,12 @@ def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending)
 
 
-def _counts(plan: Plan, joined_reasons: Mapping[str, int], rejects: Mapping[str, int], total: int) -> ImageCounts:
+def _counts(plan: Plan, joined_counts: Mapping[str, int], rejects: Mapping[str, int], entries: int) -> ImageCounts:
     normalised: Counter[str] = Counter()
-    for joined, count in joined_reasons.items():
-        normalised.update(dict.fromkeys(joined.split("+"), count))
+    for joined_reasons, count in joined_counts.items():
+        normalised.update(dict.fromkeys(joined_reasons.split("+"), count))
     return ImageCounts(
-        found=total,
+        found=entries,
         written=sum(split.images for split in plan.splits),
         rejects=dict(rejects),
         normalised=dict(normalised.most_common()),

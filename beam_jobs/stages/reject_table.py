@@ -13,9 +13,9 @@ from beam_jobs.dataset import schemas
 from beam_jobs.rejects import Reject
 from beam_jobs.storage.database import open_database
 
-_MEMORY_BYTES = 64 << 20  # of rows; more are sorted by a database
-_MEMORY_MB = 200
-_SORTED = "SELECT * FROM rejects ORDER BY ALL"
+_MEMORY_BYTES = 64 << 20  # limit of rows that are sorted in memory; a database sorts more rows
+_MEMORY_MB = 200  # limit of the database
+_SORTED_ROWS = "SELECT * FROM rejects ORDER BY ALL"
 
 
 def from_rejects(rejects: Sequence[Reject]) -> pa.Table:
@@ -30,17 +30,17 @@ def write_sorted(path: str, tables: Iterable[pa.Table], scratch: str = "", spill
       path: path of the file, which may be one that `tables` reads.
       tables: the rows, in any order.
       scratch: local directory for the unfinished file; see `storage.atomic_writer`.
-      spill: local directory for what exceeds the memory; that of temporary files when empty.
+      spill: local directory for rows that exceed the memory; the directory of temporary files when empty.
 
     Returns:
-      reason -> number of rows, most frequent first; of the same number, that of the first row.
+      reason -> number of rows, most frequent first; equally frequent reasons in the order of their first rows.
 
     Raises:
       DiskError: the disk of `spill` is full.
     """
     reasons: Counter[str] = Counter()
     with schemas.table_writer(path, schemas.REJECTS, scratch) as write_rows:
-        for rows in _sorted(iter(tables), spill):
+        for rows in _sort_rows(iter(tables), spill):
             reasons.update(rows["reason"].to_pylist())
             write_rows(rows)
     return dict(reasons.most_common())
@@ -52,18 +52,18 @@ def first_rows(path: str, count: int) -> list[dict[str, Any]]:
     return list(itertools.islice((row for rows in tables for row in rows.slice(0, count).to_pylist()), count))
 
 
-def _sorted(tables: Iterator[pa.Table], spill: str) -> Iterator[pa.Table]:
-    """Yields the rows of some tables in order, at least one table."""
-    few, size = [schemas.REJECTS.empty_table()], 0
+def _sort_rows(tables: Iterator[pa.Table], spill: str) -> Iterator[pa.Table]:
+    """Yields the sorted rows of some tables, in at least one table."""
+    loaded, loaded_bytes = [schemas.REJECTS.empty_table()], 0
     while (rows := next(tables, None)) is not None:
-        few.append(rows)
-        size += rows.nbytes
-        if size > _MEMORY_BYTES:
+        loaded.append(rows)
+        loaded_bytes += rows.nbytes
+        if loaded_bytes > _MEMORY_BYTES:
             break
     else:
-        yield pa.concat_tables(few).sort_by([(name, "ascending") for name in schemas.REJECTS.names]).combine_chunks()
+        yield pa.concat_tables(loaded).sort_by([(name, "ascending") for name in schemas.REJECTS.names]).combine_chunks()
         return
     with open_database("the rejects", _MEMORY_MB, spill) as database:
-        database.insert_all("rejects", itertools.chain(few, tables))
-        for rows in database.tables(_SORTED):
+        database.insert_all("rejects", itertools.chain(loaded, tables))
+        for rows in database.tables(_SORTED_ROWS):
             yield rows.cast(schemas.REJECTS)

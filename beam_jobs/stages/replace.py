@@ -23,14 +23,14 @@ from beam_jobs.errors import DatasetChanged, OptionError
 
 
 def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
-    """Builds a dataset and replaces the dataset in `out` with it; without a dataset there, builds it in `out`.
+    """Builds a dataset that replaces the dataset in `out`; if `out` has no dataset, builds it there.
 
-    Readers open the old dataset until the new one is complete. After a kill between the two renames, `out` does not
-    exist until the next run calls `recover`.
+    Readers open the old dataset until the new one is complete. If the process is killed between the two renames, `out`
+    does not exist until the next run calls `recover`.
 
     Args:
       out: directory of the dataset, on a local filesystem.
-      build: builds a dataset in the directory that it gets, or leaves the directory empty.
+      build: function that builds a dataset in the given directory, or leaves the directory empty.
 
     Returns:
       the manifest of the new generation.
@@ -43,13 +43,13 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     new_path, old_path = _sibling(out, "next"), _sibling(out, "old")
     if not manifest.is_published(out):
         return build(out)
-    original = _read_manifest(out)
+    old_manifest = _read_manifest(out)
     if manifest.is_published(new_path):
-        storage.remove_tree(new_path)  # complete, but of a run killed before the swap: the source may have changed
+        storage.remove_tree(new_path)  # of a run that was killed before the renames; the source may have changed
     result = build(new_path)
     if not manifest.is_published(new_path):
         return result  # nothing was built, and the old generation remains
-    if _read_manifest(out) != original:
+    if _read_manifest(out) != old_manifest:
         raise DatasetChanged(f"{out} was replaced by another dataset during this run; run the ingest again")
     os.rename(out, old_path)
     try:
@@ -80,13 +80,13 @@ def _sibling(out: str, suffix: str) -> str:
 
 
 def dataset_path(out: str) -> str:
-    """Returns the directory of the dataset of an output: between the two renames, that of the old generation."""
+    """Returns the directory with the dataset of an output; between the two renames, the one of the old generation."""
     old_path = "" if storage.is_remote(out) else _sibling(os.path.abspath(out), "old")
     return old_path if os.path.isdir(old_path) and not os.path.isdir(out) else out
 
 
 def recover(out: str) -> None:
-    """Restores the old generation after a kill between the two renames; removes it after a kill that followed them.
+    """Restores the old generation if a run was killed between the two renames; removes it if `out` exists.
 
     Args:
       out: directory of the dataset, absolute, or a URL, which has no generations.

@@ -30,8 +30,8 @@ from beam_jobs.common.system import map_ordered
 from beam_jobs.errors import Fault, Unreadable
 
 SEAL_SUFFIX = ".json"
-_CHECK = "check"
-_STORE_THREADS = 32  # that read seals from a store: each waits most of the time
+_CHECKSUM_NAME = "check"
+_STORE_THREADS = 32  # number of threads that read seals from a store; they mostly wait
 
 T = TypeVar("T")
 
@@ -51,12 +51,12 @@ class Attempt:
         self._names.append(f"{stem}.{self._token}{suffix}")
         return self._names[-1]
 
-    def seal(self, values: dict[str, Any], sealed: Callable[[], T | None]) -> T | None:
+    def seal(self, values: dict[str, Any], read_result: Callable[[], T | None]) -> T | None:
         """Creates the seal if none exists; replaces a seal that is damaged, or whose files are missing or damaged.
 
         Args:
           values: content of the seal: names and checksums of the files, and other results of the unit.
-          sealed: reads the existing seal and returns the result of its attempt; None if the seal is not valid.
+          read_result: reads the existing seal and returns the result of its attempt; None if the seal is not valid.
 
         Returns:
           the result of another attempt that was sealed first; None if this attempt is sealed.
@@ -66,8 +66,8 @@ class Attempt:
         """
         # Set before the write: after an interrupt or a lost response, a seal may exist that names the files.
         self._may_be_sealed = True
-        while not storage.create_exclusive(self._path, _checked(values)):
-            if result := sealed():
+        while not storage.create_exclusive(self._path, _to_checked_json(values)):
+            if result := read_result():
                 self._may_be_sealed = False
                 return result
             storage.remove(self._path)
@@ -81,14 +81,14 @@ class Attempt:
         """Removes the files of an attempt that is not sealed."""
         if not self._may_be_sealed:
             for name in self._names:
-                with contextlib.suppress(OSError):  # `sweep_unsealed` removes it
+                with contextlib.suppress(OSError):  # `sweep_unsealed` removes the file later
                     storage.remove(storage.join(os.path.dirname(self._path), name))
 
 
 def sweep_unsealed(
     directory: str, list_files: Callable[[dict[str, Any]], Iterable[str]], seals: Collection[str] | None = None
 ) -> None:
-    """Removes the files that no seal in a directory names, which killed attempts left.
+    """Removes the files of killed attempts: those that no seal in a directory names.
 
     Args:
       directory: directory of the seals and the files.
@@ -121,7 +121,7 @@ def _read_seal(directory: str, name: str) -> dict[str, Any] | None:
 
 def write_checked(path: str, values: dict[str, Any]) -> None:
     """Writes values with their checksum, atomically, and replaces an existing file; see `storage.atomic_writer`."""
-    storage.write_bytes(path, _checked(values))
+    storage.write_bytes(path, _to_checked_json(values))
 
 
 def read_checked(path: str) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def parse_checked(data: bytes) -> dict[str, Any]:
       ValueError: the content is damaged.
     """
     values = json.loads(data)
-    if not isinstance(values, dict) or values.pop(_CHECK, None) != _checksum(values):
+    if not isinstance(values, dict) or values.pop(_CHECKSUM_NAME, None) != _checksum(values):
         raise ValueError("the checksum does not match the values")
     return values
 
 
-def _checked(values: dict[str, Any]) -> bytes:
-    return json.dumps({**values, _CHECK: _checksum(values)}).encode()
+def _to_checked_json(values: dict[str, Any]) -> bytes:
+    return json.dumps({**values, _CHECKSUM_NAME: _checksum(values)}).encode()
 
 
 def _checksum(values: dict[str, Any]) -> int:
@@ -181,7 +181,7 @@ def read_fault_notes(directory: str) -> dict[str, tuple[Fault, ...]]:
 
 
 def write_units(directory: str, units: Iterable[Any]) -> str:
-    """Writes a list of units of work, which are dataclasses, and returns its path, which contains a digest."""
+    """Writes a list of units of work, which are dataclasses, and returns its path, with a digest as name."""
     data = "\n".join(json.dumps(dataclasses.asdict(unit)) for unit in units).encode()
     path = storage.join(directory, f"{hashlib.sha256(data).hexdigest()[:16]}{UNITS_SUFFIX}")
     storage.write_bytes(path, data, durable=False)  # every run writes it again
@@ -229,19 +229,19 @@ def unfinished_error(faults: Sequence[Fault], remedy: str) -> Unreadable:
 
     Args:
       faults: files that could not be read or written; the message names the first ones.
-      remedy: end of the message: an alternative to repairing the causes; may be empty.
+      remedy: end of the message, an alternative to repairing the causes; may be empty.
     """
-    first = "; ".join(strings.line(f"{key[:_MAX_KEY_CHARACTERS]} ({cause})") for key, cause in faults[:_LISTED_FAULTS])
+    listed = "; ".join(strings.line(f"{key[:_MAX_KEY_CHARACTERS]} ({cause})") for key, cause in faults[:_LISTED_FAULTS])
     more = f"; and {len(faults) - _LISTED_FAULTS:,} more" if len(faults) > _LISTED_FAULTS else ""
     return Unreadable(
-        f"{plural(len(faults), 'file')} could not be read or written in {len(WAITS_S) + 1} passes: {first}{more}. "
-        f"Nothing was published. Repair the causes; what was finished is kept, run the same command again{remedy}",
+        f"{plural(len(faults), 'file')} could not be read or written in {len(WAITS_S) + 1} passes: {listed}{more}. "
+        f"Nothing was published. Repair the causes; finished work is kept, run the same command again{remedy}",
         tuple(faults),
     )
 
 
 def _read_faults(path: str) -> tuple[Fault, ...]:
-    """Returns the list of failed reads and writes in a note; empty for a damaged note."""
+    """Returns the faults in a note; empty if the note is damaged."""
     try:
         return tuple(Fault(*pair) for pair in read_checked(path)["faults"])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Summary of images: what `dataset.json` says of them, and nothing that grows with their number.
+"""Summary of images: sums and counts for `dataset.json`. A summary does not grow with the number of images.
 
 The worker that writes a shard measures its images; publishing adds the summaries of the shards.
 """
@@ -45,22 +45,22 @@ class Summary:
 
     @classmethod
     def measure(cls, images: pa.Table, label_kind: str) -> Summary:
-        """Measures the images of `PLANNED` or `IMAGES` rows."""
+        """Returns the summary of the images of `PLANNED` or `IMAGES` rows."""
         summary = cls(normalised=Counter(filter(None, images["normalised"].to_pylist())))
         summary._add_moments(images)
         for text in pc.unique(images["extra"]).to_pylist():
-            for name, value in schemas.cell(text).items():
+            for name, value in schemas.parse_cell(text).items():
                 values = value if isinstance(value, list) else [value]
-                summary._add_types(name, *(EXTRA_TYPES.index(type(item)) for item in values))
+                summary._add_types(name, *(EXTRA_TYPES.index(type(parsed)) for parsed in values))
         if label_kind == "single":
             summary.classes.update(images["label"].to_pylist())
-        # Each image counts in its classes; what else is read is the same in equal texts.
+        # Labels are counted for each image; to find the parts that occur, equal texts are parsed once.
         texts = images["annotations"] if label_kind == "multi" else pc.unique(images["annotations"])
-        for item in map(schemas.parse_annotations, texts.to_pylist()):
-            if item:
-                summary.parts |= {name for name in _OPTIONAL_PARTS if getattr(item, name) is not None}
+        for parsed in map(schemas.parse_annotations, texts.to_pylist()):
+            if parsed:
+                summary.parts |= {name for name in _OPTIONAL_PARTS if getattr(parsed, name) is not None}
                 if label_kind == "multi":
-                    summary.classes.update(item.labels or ())
+                    summary.classes.update(parsed.labels or ())
         return summary
 
     def add(self, other: Summary) -> None:
@@ -87,7 +87,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
-        """Builds it from `to_json` output.
+        """Returns the summary with the values of `to_json`.
 
         Raises:
           KeyError, TypeError: a field is missing, unknown or of the wrong shape.
@@ -102,7 +102,7 @@ class Summary:
         return {name: EXTRA_TYPES[index] for name, index in self.extra.items()}
 
     def channels(self, split: str) -> ChannelStatistics:
-        """Pools the moments of each image into those of all pixels, weighted by pixels.
+        """Returns the statistics of all pixels, from the mean and variance of each image, weighted by pixels.
 
         With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
         """
@@ -115,12 +115,12 @@ class Summary:
         )
 
     def _add_types(self, name: str, *indices: int) -> None:
-        self.extra[name] = max([self.extra.get(name, 0), *indices])
+        self.extra[name] = max([self.extra.get(name, 0), *indices])  # the most general type
 
     def _add_moments(self, images: pa.Table) -> None:
         pixels = (images["height"].to_numpy() * images["width"].to_numpy()).astype(np.float64)[:, None]
         mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
-        second = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
+        second_moment = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
         self.pixels += float(pixels.sum())
         self.sums = self.sums + (pixels * mean).sum(0)
-        self.squares = self.squares + (pixels * second).sum(0)
+        self.squares = self.squares + (pixels * second_moment).sum(0)

@@ -1,8 +1,8 @@
 """Beam transforms: one PTransform per stage, with counters; `examine`, `write` and `verify` contain the logic.
 
-Workers list the units of work, from a file or the manifest, so the graph of a job does not grow with them.
+Workers list the units of work, from a file or the manifest, so the graph of a job does not grow with their number.
 
-Expected failures are written to notes, because runners replace exceptions by texts of a different form.
+Expected failures are written to notes, because runners convert exceptions to text in different forms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ExamineBuckets(beam.PTransform):
     Attributes:
       units: path of the list of the buckets; see `resume.write_units`.
       task: parameters of the work.
-      buckets: the same buckets, for the tally.
+      buckets: the same buckets, for `tally`.
     """
 
     units: str
@@ -56,7 +56,7 @@ class ExamineBuckets(beam.PTransform):
         return buckets | "Examine" >> beam.ParDo(_Examine(self.task))
 
     def tally(self) -> Tally:
-        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
+        """Returns the tally of the progress of the stage, which reads only the files of finished work."""
         return _tally_buckets(self.task.reader.work, self.buckets)
 
 
@@ -67,7 +67,7 @@ class WriteShards(beam.PTransform):
     Attributes:
       units: path of the list of the shards; see `resume.write_units`.
       task: parameters of the work.
-      shards: the same shards, for the tally.
+      shards: the same shards, for `tally`.
     """
 
     units: str
@@ -85,20 +85,20 @@ class WriteShards(beam.PTransform):
         return shards | "Write" >> beam.ParDo(_Write(self.task))  # names of the shards
 
     def tally(self) -> Tally:
-        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
+        """Returns the tally of the progress of the stage, which reads only the files of finished work."""
         return _tally_shards(self.task.work, self.shards)
 
 
 @dataclass
 class VerifyUnits(beam.PTransform):
-    """Checks the shards and the image table of a dataset; the results are files, the elements their names.
+    """Checks the shards and the image table of a dataset; the results are files, the elements are their names.
 
     Attributes:
       directory: directory of the dataset.
       work: directory of the reports.
-      digest: digest of the manifest.
-      threads: threads per worker process; 0 lets it decide.
-      units: the units, for the tally.
+      digest: digest of the dataset.
+      threads: threads per worker process; 0 lets the worker choose the number.
+      units: shards and files to check, for `tally`.
     """
 
     directory: str
@@ -119,7 +119,7 @@ class VerifyUnits(beam.PTransform):
         return units | "Check" >> beam.ParDo(check)  # names of the files
 
     def tally(self) -> Tally:
-        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
+        """Returns the tally of the progress of the stage, which reads only the files of finished work."""
 
         def parse(_: str, report: bytes) -> Progress:
             values = resume.parse_checked(report)
@@ -128,7 +128,7 @@ class VerifyUnits(beam.PTransform):
         return Tally(self.work, (unit.name for unit in self.units), parse)
 
 
-def tally_left_job(work: str, stage: str, units: str) -> Tally:
+def tally_running_job(work: str, stage: str, units: str) -> Tally:
     """Returns the tally of a job that an earlier command left running.
 
     Args:
@@ -145,11 +145,11 @@ def tally_left_job(work: str, stage: str, units: str) -> Tally:
 
 
 def _spread(
-    root: beam.Pipeline, noun: str, read: Callable[[bytes, str], Iterable[T]], place: str
+    root: beam.Pipeline, unit_noun: str, read_units: Callable[[bytes, str], Iterable[T]], location: str
 ) -> beam.PCollection[T]:
-    """Lists units of work in a worker; without a reshuffle, fusion would put all of them on that worker."""
-    listed = root | "Start" >> beam.Impulse() | f"List{noun}" >> beam.FlatMap(read, place)
-    return listed | f"Spread{noun}" >> beam.Reshuffle()
+    """Lists units of work in a worker; without the reshuffle, fusion would keep all of them on that worker."""
+    units = root | "Start" >> beam.Impulse() | f"List{unit_noun}" >> beam.FlatMap(read_units, location)
+    return units | f"Spread{unit_noun}" >> beam.Reshuffle()
 
 
 def _tally_buckets(work: str, buckets: Iterable[Bucket]) -> Tally:
@@ -194,10 +194,10 @@ class _Examine(beam.DoFn):
             if isinstance(error, OSError) and not storage.is_remote(self._task.reader.work):
                 raise  # `disk.explain_errors` adds the cause
             write_unread_note(bucket, self._task, error)
-            _count("ExamineBuckets", unread_buckets=1)
+            _add_to_counters("ExamineBuckets", unread_buckets=1)
             return
-        _count("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
-        _count("ExamineBuckets", resumed_buckets=int(outcome.resumed))
+        _add_to_counters("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
+        _add_to_counters("ExamineBuckets", resumed_buckets=int(outcome.resumed))
         yield outcome
 
 
@@ -214,24 +214,24 @@ class _Write(beam.DoFn):
 
     def process(self, shard: ShardTask) -> Iterable[str]:
         if self._task.processes:
-            self._shards.append(shard)  # several are written at a time
+            self._shards.append(shard)  # `finish_bundle` writes several at a time
             return
         yield from self._finish(shard, writers.write_or_note(shard, self._task))
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         write_shards = partial(writers.write_or_note, task=self._task)
-        # A thread of this process waits for each of the others.
+        # One thread of this process waits for each writing process.
         outcomes = map_ordered(write_shards, self._shards, max(1, self._task.processes))
         try:
             for shard, counts in zip(self._shards, outcomes, strict=True):
                 for name in self._finish(shard, counts):
                     yield GlobalWindows.windowed_value(name)
         except KeyboardInterrupt:
-            writers.close()  # they must not write when another ingest has the output
+            writers.close()  # the processes must not write when another ingest uses the output
             raise
 
     def _finish(self, shard: ShardTask, counts: dict[str, int]) -> Iterator[str]:
-        _count("WriteShards", **counts)
+        _add_to_counters("WriteShards", **counts)
         if "failed_shards" not in counts:
             yield shard.name
 
@@ -250,10 +250,10 @@ class _Check(beam.DoFn):
         report = self._checker.check(Unit(*unit))
         resume.write_checked(storage.join(self._work, unit.name), asdict(report))
         local_progress.add(Progress(report.records, report.bytes))
-        _count("VerifyUnits", images=report.records, bytes=report.bytes, problems=len(report.problems))
+        _add_to_counters("VerifyUnits", images=report.records, bytes=report.bytes, problems=len(report.problems))
         yield unit.name
 
 
-def _count(transform: str, **numbers: int) -> None:
+def _add_to_counters(transform: str, **numbers: int) -> None:
     for name, number in numbers.items():
         Metrics.counter(transform, name).inc(number)

@@ -19,16 +19,16 @@ _PART_GROUPS = 16  # row groups of a file
 
 
 def upgrade(out: str) -> bool:
-    """Converts a dataset into the newest format, in place. Its shards and its digest remain.
+    """Converts a dataset into the newest format, in place. Its shards and its digest do not change.
 
     The new `dataset.json` replaces the old one after the new table is written, so a killed upgrade leaves a dataset of
-    either format; the next one removes what is left of the other.
+    either format; the next upgrade removes the files of the other format.
 
     Args:
       out: directory of the dataset, local or remote.
 
     Returns:
-      whether it was of an older format.
+      whether the dataset had an older format.
 
     Raises:
       SourceError: the directory is not a published dataset.
@@ -46,8 +46,8 @@ def upgrade(out: str) -> bool:
         if is_old:
             _check_table(storage.join(out, IMAGES_NAME), dataset)
             if not storage.is_remote(work) and os.path.exists(work):
-                raise OptionError(f"{work} is not from Feedline; move it elsewhere")
-            work_dir.create(out, work)  # for temporary files: those of a killed upgrade go with it
+                raise OptionError(f"{work} was not created by Feedline; move it elsewhere")
+            work_dir.create(out, work)  # for temporary files; if this upgrade is killed, the next removes it
             manifest.write(_write_table(out, dataset, work), out, work)
             work_dir.remove(work)
         storage.remove(storage.join(out, IMAGES_NAME))
@@ -65,8 +65,8 @@ def _write_table(out: str, dataset: Manifest, scratch: str) -> Manifest:
     """Writes the image table as parts, and returns the manifest that names them."""
     groups = enumerate(row_groups(schemas.read_images(dataset.image_paths(out), schemas.IMAGES.names)))
     parts = tuple(
-        write_part(out, f"part-{number:05d}.parquet", map(itemgetter(1), of_part), scratch)
-        for number, of_part in itertools.groupby(groups, lambda group: group[0] // _PART_GROUPS)
+        write_part(out, f"part-{number:05d}.parquet", map(itemgetter(1), part), scratch)
+        for number, part in itertools.groupby(groups, lambda group: group[0] // _PART_GROUPS)
     )
     tables = {name: sha256 for name, sha256 in dataset.tables.items() if name != IMAGES_NAME}
     return dataclasses.replace(dataset, images=parts, tables=tables, format_version=manifest.FORMAT_VERSION)

@@ -1,4 +1,4 @@
-"""Verify on a Beam runner: workers read the shards and the image table, this process the reports."""
+"""Verification on a Beam runner: workers check the shards and the image table, this process reads their reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from beam_jobs.stages.transforms import VerifyUnits
 def verify_on_runner(
     directory: str, make_pipeline: MakePipeline, work: str, threads: int = 0, watch: Watch = no_watch
 ) -> Verification:
-    """Checks a dataset as `verify_dataset` does, its shards and its image table by a Beam job.
+    """Returns the result of `verify_dataset`; a Beam job checks the shards and the image table.
 
     Args:
       directory: directory of a published dataset, which the workers can reach.
       make_pipeline: creates the pipeline.
-      work: directory that the workers can reach; their reports are in a new one in it, which is removed at the end.
-      threads: threads per worker process; 0 lets it decide.
+      work: directory that the workers can reach; reports are written to a new directory in it, removed at the end.
+      threads: threads per worker process; 0 lets the worker choose the number.
       watch: shows the progress.
 
     Raises:
@@ -37,18 +37,18 @@ def verify_on_runner(
       FeedlineError: the runner failed.
     """
 
-    def check(dataset: Manifest, units: Sequence[Unit]) -> Iterator[UnitReport]:
+    def check_units(dataset: Manifest, units: Sequence[Unit]) -> Iterator[UnitReport]:
         transform = VerifyUnits(directory=directory, work=work, digest=dataset.digest, threads=threads, units=units)
         total = Progress(sum(info.records for info in dataset.splits.values()))
         run_job("verifying", total, transform, make_pipeline, watch)
         yield from map_ordered(partial(_read_report, work), units, resume.seal_threads(work))
 
-    # Workers have other current directories.
+    # Workers have other current directories than this process.
     directory, work = (path if storage.is_remote(path) else os.path.abspath(path) for path in (directory, work))
     work = storage.join(work, f"verify-{uuid.uuid4().hex[:16]}")
     storage.make_dirs(work)
     try:
-        return verify.verify(directory, check_units=check)
+        return verify.verify(directory, check_units=check_units)
     finally:
         storage.remove_tree(work)
 
@@ -59,5 +59,5 @@ def _read_report(work: str, unit: Unit) -> UnitReport:
         return UnitReport(**resume.read_checked(path))
     except (OSError, ValueError) as error:
         raise FeedlineError(
-            f"the report {path} of a worker cannot be read ({error}); name a --work that it and this machine can reach"
+            f"the report {path} of a worker cannot be read ({error}); name a --work that all these machines can reach"
         ) from error

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, rate_and_left, repeat
+from beam_jobs.common.system import Progress, rate_and_remaining, repeat
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk, lock
@@ -26,7 +26,7 @@ DIRECTORY = "_work"
 PROGRESS_NAME = "progress.json"  # see `progress_file`
 JOB_NAME = "job.json"  # see `beam_job.JobFile`
 _PROGRESS_S = 10.0
-_MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
+_MARKER_NAME = "feedline.json"  # in the work directory; a `_work` without this file belongs to another program
 _LOCK_NAME = ".feedline-lock"  # see `exclusive`
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storage.atomic_writer`
 
@@ -42,11 +42,11 @@ def exclusive(
 
     Args:
       out: directory of a dataset, or a work directory that several outputs share.
-      report: takes a line while it is watched whether an ingest on another machine still runs.
+      report: function that gets a line of text while the lock of another machine is watched; see `lock.exclusive`.
       command: see `lock.Owner`.
 
     Yields:
-      a check that raises `OptionError` when another ingest took the output over; see `lock.exclusive`.
+      a function that raises `OptionError` if another ingest has taken the lock; see `lock.exclusive`.
 
     Raises:
       InUse: another ingest writes to the output.
@@ -54,26 +54,26 @@ def exclusive(
     """
     refusal = f"{out} is in use by another ingest: {lock.OWNER}; wait for its end"
     with contextlib.ExitStack() as stack:
-        check = None
+        check_lock = None
         for path in _lock_paths(out):
             try:
-                check = stack.enter_context(lock.exclusive(path, refusal, report, command))
+                check_lock = stack.enter_context(lock.exclusive(path, refusal, report, command))
                 break
             except OSError as error:
                 if storage.is_remote(out):
                     raise _unwritable(out, error) from error
-        # Where neither file can be created, no dataset can be written: the first stage raises an error with the cause.
-        yield check or (lambda: None)
+        # If neither file can be created, no dataset can be written: the first stage raises an error with the cause.
+        yield check_lock or (lambda: None)
 
 
 def _lock_paths(out: str) -> list[str]:
-    inside = storage.join(out, _LOCK_NAME)
+    inner_path = storage.join(out, _LOCK_NAME)
     if storage.is_remote(out):
-        return [inside]
+        return [inner_path]
     folder, name = os.path.split(os.path.realpath(out))
     with contextlib.suppress(OSError):
         os.makedirs(folder, exist_ok=True)
-    return [os.path.join(folder, f".{name}{_LOCK_NAME}"), inside]
+    return [os.path.join(folder, f".{name}{_LOCK_NAME}"), inner_path]
 
 
 def check_out(source: str, out: str) -> None:
@@ -83,18 +83,18 @@ def check_out(source: str, out: str) -> None:
         raise OptionError(occupied_message(out))
     if storage.is_remote(out):
         return
-    folder, target = os.path.realpath(source), os.path.realpath(out)
-    if os.path.isdir(folder) and os.path.commonpath([folder, target]) == folder:
+    source_path, out_path = os.path.realpath(source), os.path.realpath(out)
+    if os.path.isdir(source_path) and os.path.commonpath([source_path, out_path]) == source_path:
         raise OptionError(f"{out} lies inside the source {source}; the next run would ingest its files")
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
-    names = _names(out)
-    foreign = sorted(name for name in names if not _is_feedline_name(name))
-    if foreign or (names and not _is_unfinished(out)):
-        fault = f"holds {foreign[0]!r}" if foreign else "is not empty"
-        raise OptionError(f"{out} {fault} and is not the rest of an earlier ingest; choose another --out")
+    names = _list_names(out)
+    foreign_names = sorted(name for name in names if not _is_feedline_name(name))
+    if foreign_names or (names and not _is_unfinished(out)):
+        fault = f"holds {foreign_names[0]!r}" if foreign_names else "is not empty"
+        raise OptionError(f"{out} {fault} and is not an unfinished ingest; choose another --out")
 
 
 def occupied_message(out: str) -> str:
@@ -128,7 +128,7 @@ def remove(work: str) -> None:
 
 
 def remove_leftovers(work: str) -> None:
-    """Removes the work directory of a killed run, if it has a marker, or contains nothing but an unfinished one."""
+    """Removes the work directory of a killed run, if it has a marker or contains only an unfinished marker."""
     if not storage.is_remote(work) and (_has_marker(work) or _has_unfinished_marker(work)):
         remove(work)
 
@@ -144,18 +144,18 @@ def _has_unfinished_marker(work: str) -> bool:
 def _is_unfinished(out: str) -> bool:
     """Returns whether a directory contains an unfinished ingest: a marker, or only an unfinished marker."""
     work = os.path.join(out, DIRECTORY)
-    return _has_marker(work) or (_names(out) == [DIRECTORY] and _has_unfinished_marker(work))
+    return _has_marker(work) or (_list_names(out) == [DIRECTORY] and _has_unfinished_marker(work))
 
 
-def _names(out: str) -> list[str]:
+def _list_names(out: str) -> list[str]:
     return [name for name in os.listdir(out) if name != _LOCK_NAME]
 
 
 def _is_feedline_name(name: str) -> bool:
     from beam_jobs.dataset import tfds_metadata  # not needed to refuse a published dataset, which must be fast
 
-    own = (DIRECTORY, manifest.IMAGES_DIR, manifest.IMAGES_NAME, manifest.REJECTS_NAME, *tfds_metadata.NAMES)
-    return name in own or name.startswith(shards.SPLIT_PREFIX)
+    feedline_names = (DIRECTORY, manifest.IMAGES_DIR, manifest.IMAGES_NAME, manifest.REJECTS_NAME, *tfds_metadata.NAMES)
+    return name in feedline_names or name.startswith(shards.SPLIT_PREFIX)
 
 
 def remove_scan(refs: str) -> None:
@@ -190,7 +190,7 @@ def _unwritable(out: str, error: OSError) -> OptionError:
 
 
 def restore_marker(out: str, work: str) -> None:
-    """Writes the marker again where another program removed the work directory and a stage recreated parts of it."""
+    """Writes the marker again if another program removed the work directory and a stage recreated parts of it."""
     if storage.is_remote(out) or os.path.exists(storage.join(work, _MARKER_NAME)):
         return
     if os.path.isdir(work) or disk.used_bytes(out):
@@ -199,7 +199,7 @@ def restore_marker(out: str, work: str) -> None:
 
 
 def _write_marker(work: str) -> None:
-    # By a copy and a delete in an object store, so that a missing right is found before any work is done.
+    # In an object store this copies and deletes, so that a missing permission is found before any work is done.
     with storage.atomic_writer(storage.join(work, _MARKER_NAME)) as stream:
         stream.write(b'{"made_by": "feedline ingest"}')
 
@@ -209,15 +209,15 @@ def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Pro
     """Describes a stage in `WORK/progress.json` for monitors, when it begins and ends and every ten seconds.
 
     The file is a JSON object: `stage`; `of`, its number of images, 0 if unknown; `done` and `rejects`, in images, and
-    `bytes`, which are null in a stage that does not count; `images_per_s` since the stage began, in which units of work
-    count that an earlier run finished; `updated` and `estimated_end` of the stage, in UTC, as in
-    `2026-01-31T12:00:00+00:00`. The end is null as long as it cannot be estimated.
+    `bytes`, which are null in a stage that does not count; `images_per_s` since the stage began, including units of
+    work that an earlier run finished; `updated` and `estimated_end` of the stage, in UTC, as in
+    `2026-01-31T12:00:00+00:00`. `estimated_end` is null while it cannot be estimated.
 
     Args:
       work: work directory; nothing is written while it does not exist.
       stage: name of the stage.
-      total: progress at its end.
-      read: returns its current progress; None if the stage does not count.
+      total: progress at the end of the stage.
+      read: function that returns the current progress; None if the stage does not count.
     """
     started = time.monotonic()
     path = storage.join(work, PROGRESS_NAME)
@@ -225,8 +225,8 @@ def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Pro
     def write() -> None:
         if not storage.is_remote(work) and not os.path.isdir(work):
             return
-        values = _describe(stage, total, read() if read else None, time.monotonic() - started)
-        with contextlib.suppress(OSError):  # the stage itself finds out
+        values = _progress_values(stage, total, read() if read else None, time.monotonic() - started)
+        with contextlib.suppress(OSError):  # the stage itself reports the cause
             storage.write_bytes(path, json.dumps(values).encode(), durable=False)
 
     write()
@@ -235,19 +235,19 @@ def progress_file(work: str, stage: str, total: Progress, read: Callable[[], Pro
     write()
 
 
-def _describe(stage: str, total: Progress, done: Progress | None, seconds: float) -> dict[str, object]:
+def _progress_values(stage: str, total: Progress, current: Progress | None, elapsed_s: float) -> dict[str, object]:
     now = datetime.now(timezone.utc)
-    rate, left = rate_and_left(done, total, seconds) if done else (0.0, None)
-    end = None if left is None else now + timedelta(seconds=left)
+    rate, remaining_s = rate_and_remaining(current, total, elapsed_s) if current else (0.0, None)
+    estimated_end = None if remaining_s is None else now + timedelta(seconds=remaining_s)
     return {
         "stage": stage,
-        "done": done and done.images,
+        "done": current and current.images,
         "of": total.images,
-        "rejects": done and done.rejects,
-        "bytes": done and done.bytes,
-        "images_per_s": round(rate, 3) if done else None,
+        "rejects": current and current.rejects,
+        "bytes": current and current.bytes,
+        "images_per_s": round(rate, 3) if current else None,
         "updated": now.isoformat(timespec="seconds"),
-        "estimated_end": end.isoformat(timespec="seconds") if end else None,
+        "estimated_end": estimated_end.isoformat(timespec="seconds") if estimated_end else None,
     }
 
 
@@ -255,27 +255,27 @@ BLOCK_BYTES = 4096  # minimum disk space of a file on most disks
 
 
 def min_bytes_to_examine(options: IngestOptions, scan: Scan, work: str) -> int:
-    """Returns the minimum number of bytes that the rest of an ingest writes; 0 if it depends on the image contents.
+    """Returns the minimum number of bytes that an ingest still has to write; 0 if it depends on the image contents.
 
-    With `copy`, images that are stored in another format count 0: a BMP of one colour becomes a PNG of a few bytes.
+    With `copy`, images that are stored in another format count as 0: a BMP of one colour becomes a PNG of a few bytes.
     With `resize` the size of smaller images is unknown. If duplicates are dropped, the number of remaining images is
     unknown, but the spool contains the raw pixels of all images. Rejects are assumed to be as large as other images.
 
     Args:
       options: options of the ingest.
-      scan: result of the scan; URLs and members of compressed archives may have no size yet, and count 0.
+      scan: result of the scan; URLs and members of compressed archives may have no size yet, and count as 0.
       work: work directory.
     """
     if storage.is_remote(options.out):
         return 0
-    share, pixels = 1 - options.max_reject_ratio, options.pixels
-    drops = "drop" in (options.duplicates, options.near_duplicates)
-    if pixels.policy == "copy" and not drops:
-        return max(0, int(share * scan.copied_bytes) - _written_bytes(options.out))
+    accepted_share, pixels = 1 - options.max_reject_ratio, options.pixels
+    drops_duplicates = "drop" in (options.duplicates, options.near_duplicates)
+    if pixels.policy == "copy" and not drops_duplicates:
+        return max(0, int(accepted_share * scan.copied_bytes) - _written_bytes(options.out))
     if pixels.policy == "raw":  # stored in the spool, then also in the shards
-        copies = 1 if drops else 2
-        least = int(share * (scan.found - scan.reject_count) * copies * 3 * pixels.side_px**2)
-        return max(0, least - _written_bytes(options.out) - disk.used_bytes(work))
+        copies = 1 if drops_duplicates else 2
+        min_bytes = int(accepted_share * (scan.found - scan.reject_count) * copies * 3 * pixels.side_px**2)
+        return max(0, min_bytes - _written_bytes(options.out) - disk.used_bytes(work))
     return 0
 
 

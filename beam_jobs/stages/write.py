@@ -1,7 +1,7 @@
-"""Write: one planned shard -> its file and its part of the image table, written, compared, sealed, renamed; no Beam.
+"""Writes one planned shard: its file and its part of the image table are written, compared, sealed and renamed.
 
 One thread encodes the records; a second thread writes, hashes and checksums them. The worker compares the files with
-their checksums and measures the images, so that publishing reads no file of a shard.
+their checksums and measures the images, so that publishing reads no file of a shard. This module does not use Beam.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 # Large enough for one switch of the interpreter lock per twenty images, small enough for the cache.
 _BLOCK_BYTES = 1 << 20
 _MAX_PENDING = 2  # submitted blocks that are not yet written
-_PART_ROWS = 1024  # in memory as Python values; a shard of small images has tens of thousands
+_PART_ROWS = 1024  # rows in memory as Python values; a shard of small images has tens of thousands of rows
 
 
 class Sink:
-    """Accepts the pieces of records, in order, and writes them in blocks of about a megabyte.
+    """Writes the pieces of records, in order, in blocks of about a megabyte.
 
     Encoding holds the interpreter lock; writing and hashing release it, so they run in parallel on a second core.
 
@@ -123,7 +123,7 @@ class ShardTask:
       index: index of the shard in its split.
       count: number of shards of the split.
       rows: its `PLANNED` rows.
-      digest: digest of those rows and of everything else that determines the bytes of the shard.
+      digest: digest of these rows and of everything else that determines the bytes of the shard.
     """
 
     split: str
@@ -134,7 +134,7 @@ class ShardTask:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ShardTask:
-        """Returns the shard of which `dataclasses.asdict` gave the values."""
+        """Returns the shard with the values of `dataclasses.asdict`."""
         return cls(**{**values, "rows": PlannedShard(**values["rows"])})
 
     @property
@@ -159,10 +159,10 @@ class WriteTask:
       labels: class names in the order of their indices.
       pixels: conversion of the pixels.
       channel_statistics: whether the facts include mean and variance of the channels.
-      threads: number of threads; 0, until a worker has it, lets the worker decide.
+      threads: number of threads; 0 lets the worker choose the number.
       seed: seed of the order of the images.
-      processes: number of processes that write a shard each, with one thread; 0 to write in the process that has the
-        task, as each worker of a cluster does.
+      processes: number of processes, each of which writes one shard at a time with one thread; 0 to write in the
+        current process, as in a worker of a cluster.
     """
 
     reader: Reader
@@ -183,13 +183,13 @@ class WriteTask:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
-    """A file that an attempt has written.
+    """A written file of an attempt; its name, size and checksums are stored in the seal of the shard.
 
     Attributes:
       name: name in the work directory, before the file gets its name in the dataset.
       bytes: size in bytes.
       sha256: SHA-256, hex.
-      crc32c: CRC-32C; it is what is compared, because it costs a tenth of SHA-256.
+      crc32c: CRC-32C, with which the file is compared, because it takes a tenth of the time of SHA-256.
     """
 
     name: str
@@ -219,7 +219,7 @@ class Sidecar:
     summary: Mapping[str, Any]
 
     def files(self, out: str, shard: ShardTask) -> tuple[tuple[SealedFile, str], ...]:
-        """Returns the files, each with its path in the dataset."""
+        """Returns the file of rows and the file of records, each with its path in the dataset."""
         return ((self.part, part_path(out, shard)), (self.shard, shard_path(out, shard)))
 
 
@@ -244,14 +244,14 @@ def shard_tasks(plan: Plan, salt: str, existing: Mapping[str, int] | None = None
 
     Args:
       plan: the plan.
-      salt: text of everything else that determines the bytes: options and library versions.
-      existing: split -> number of existing shards; the numbers of new shards follow theirs.
+      salt: text that represents everything else that determines the bytes: options and library versions.
+      existing: split -> number of existing shards; new shards are numbered after them.
     """
     tasks = []
     for split in plan.splits:
-        first = (existing or {}).get(split.name, 0)
-        count = first + len(split.shards)
-        for index, rows in enumerate(split.shards, start=first):
+        first_index = (existing or {}).get(split.name, 0)
+        count = first_index + len(split.shards)
+        for index, rows in enumerate(split.shards, start=first_index):
             digest = hashlib.sha256(f"{salt} {rows.digest}".encode()).hexdigest()
             tasks.append(ShardTask(split=split.name, index=index, count=count, rows=rows, digest=digest))
     return tasks
@@ -263,13 +263,13 @@ def shard_path(out: str, shard: ShardTask) -> str:
 
 
 def part_path(out: str, shard: ShardTask) -> str:
-    """Returns the path of the rows of a shard in the dataset."""
+    """Returns the path, in the dataset, of the file with the rows of a shard."""
     return storage.join(out, manifest.IMAGES_DIR, shard.part_name)
 
 
 def sidecar_name(shard: ShardTask) -> str:
     """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; it depends on the plan."""
-    return f"{_stem(shard)}{resume.SEAL_SUFFIX}"
+    return f"{_file_stem(shard)}{resume.SEAL_SUFFIX}"
 
 
 def sidecar_path(work: str, shard: ShardTask) -> str:
@@ -277,7 +277,7 @@ def sidecar_path(work: str, shard: ShardTask) -> str:
     return storage.join(work, DIRECTORY, sidecar_name(shard))
 
 
-def _stem(shard: ShardTask) -> str:
+def _file_stem(shard: ShardTask) -> str:
     return f"{shard.split}-{shard.name}.{shard.digest[:16]}"
 
 
@@ -291,7 +291,7 @@ def sweep(work: str, tasks: list[ShardTask]) -> None:
 
 
 def write_shard(shard: ShardTask, task: WriteTask) -> bool:
-    """Writes a shard and its rows, unless they are written, and compares the files with what was written to them.
+    """Writes a shard and its rows, unless they are written, and compares the files with the written data.
 
     Idempotent: of several attempts, concurrent or successive, one renames its files to their names in the dataset.
 
@@ -301,22 +301,22 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     Raises:
       SourceChanged: an image differs from the examined one.
       Unreadable: an image cannot be read.
-      OSError: a spooled image is missing, the disk cannot be written, or a file is not what was written to it.
+      OSError: a spooled image is missing, the disk cannot be written, or a file differs from the written data.
     """
-    if sealed := _load_written(shard, task):
-        local_progress.add(Progress(sealed.records, 0, 0))
+    if sealed_sidecar := _load_written(shard, task):
+        local_progress.add(Progress(sealed_sidecar.records, 0, 0))
         return False
     table = shard.rows.read()
     rows = (row for part in table.to_batches(_PART_ROWS) for row in part.to_pylist())
-    chunk = chunk_size(pc.mean(table["bytes"]).as_py())
-    encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
+    chunk_rows = chunk_size(pc.mean(table["bytes"]).as_py())
+    encode_row = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
-    places = zip(table["uri"].to_pylist(), table["slice"].to_pylist(), strict=True)
-    threads = task.reader.threads(places, max(1, task.threads - 1))  # the sink has one thread
+    locations = zip(table["uri"].to_pylist(), table["slice"].to_pylist(), strict=True)
+    threads = task.reader.threads(locations, max(1, task.threads - 1))  # the sink has one thread
     with resume.Attempt(sidecar_path(task.work, shard)) as attempt:
-        name = attempt.name(_stem(shard), ".tfrecord")
+        name = attempt.name(_file_stem(shard), ".tfrecord")
         with storage.direct_writer(_work_path(task, name)) as stream, Sink(stream) as sink:
-            for pieces in map_ordered(encode, rows, threads, chunk):
+            for pieces in map_ordered(encode_row, rows, threads, chunk_rows):
                 offsets.append(sink.position)
                 sink.write(pieces)
         sidecar = Sidecar(
@@ -325,7 +325,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
             shard=SealedFile(name=name, bytes=sink.position, sha256=sink.sha256, crc32c=sink.crc32c),
             part=_write_part(
                 schemas.image_rows(table, shard.split, shard.index, offsets),
-                attempt.name(_stem(shard), ".parquet"),
+                attempt.name(_file_stem(shard), ".parquet"),
                 task,
             ),
             order_hashes=(_order_hash(table, 0, task.seed), _order_hash(table, -1, task.seed)),
@@ -333,9 +333,9 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
         )
         for file in (sidecar.shard, sidecar.part):
             if storage.checksum(_work_path(task, file.name)) != file.crc32c:
-                raise OSError(errno.EIO, "the file is not what was written to it", _work_path(task, file.name))
-        winner = attempt.seal(asdict(sidecar), partial(_load_written, shard, task))
-    if winner:
+                raise OSError(errno.EIO, "the file differs from the data written to it", _work_path(task, file.name))
+        other_sidecar = attempt.seal(asdict(sidecar), partial(_load_written, shard, task))
+    if other_sidecar:
         return False
     _move_to_dataset(shard, task, sidecar)
     return True
@@ -372,9 +372,8 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
 
 def write_failure_note(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:
     """Writes a note with the cause of a failure, for `read_failures`. Idempotent."""
-    key = (
-        error.key if isinstance(error, SourceChanged) else error.faults[0].key if isinstance(error, Unreadable) else ""
-    )
+    key = error.key if isinstance(error, SourceChanged) else ""
+    key = error.faults[0].key if isinstance(error, Unreadable) else key
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     failure = Failure(unit_name(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
     resume.write_checked(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
@@ -397,7 +396,7 @@ def unit_name(shard: ShardTask) -> str:
 
 
 def is_written(shard: ShardTask, task: WriteTask) -> bool:
-    """Returns whether a shard is written according to its plan."""
+    """Returns whether a shard has been written according to its plan."""
     return _load_written(shard, task) is not None
 
 
@@ -455,6 +454,7 @@ def _read_mask(row: Mapping[str, Any], uri: str, facts: ImageFacts, reader: Read
 
 
 def _read(key: str, uri: str, slice_text: str, crc32c: int, reader: Reader) -> bytes:
+    """Returns the bytes of an image or mask, and compares their checksum; errors name `key`, the key of the image."""
     is_spooled = bool(slice_text) and Slice.parse(slice_text).method == SPOOL
     spool_error = None
     try:
@@ -466,26 +466,26 @@ def _read(key: str, uri: str, slice_text: str, crc32c: int, reader: Reader) -> b
                 cause = str(error) if uri == key else f"{uri}: {error}"
                 raise Unreadable(cause, (Fault(key, cause),)) from error
             raise _source_changed(key, uri, error.detail) from error
-    if spool_error:  # outside of the `except` block, or each of the two errors would be the cause of the other
+    if spool_error:  # outside of the `except` block, because otherwise both errors would have each other as cause
         raise spool_error  # a fault of the output disk, not of the source
     # A checksum is enough: it detects an edit between two reads, and need not resist an adversary.
     if google_crc32c.value(data) != crc32c:
         if is_spooled:
-            raise SourceChanged(f"{uri} changed in the work directory; check the disk and run it again", key)
+            raise SourceChanged(f"{uri} changed in the work directory; check the disk and run the ingest again", key)
         raise _source_changed(key, uri, "the file differs from the examined file")
     return data
 
 
 def _source_changed(key: str, uri: str, detail: str) -> SourceChanged:
-    return SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again", key)
+    return SourceChanged(f"{uri} changed while it was being ingested ({detail}); run the ingest again", key)
 
 
 def _labels(
-    row: Mapping[str, Any], annotations: Annotations | None, kind: str, indices: Mapping[str, int]
+    row: Mapping[str, Any], annotations: Annotations | None, label_kind: str, indices: Mapping[str, int]
 ) -> tuple[tuple[int, str], ...] | None:
-    if kind == "single":
+    if label_kind == "single":
         return ((row["label_index"], row["label"]),)
-    if kind == "none":
+    if label_kind == "none":
         return None
     names = annotations.labels if annotations and annotations.labels else ()
     return tuple(sorted((indices[name], name) for name in names))

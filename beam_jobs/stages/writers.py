@@ -1,7 +1,7 @@
-"""Shards written by several processes of one machine: encoding a record holds the interpreter lock.
+"""Writing of shards by several processes of one machine, because encoding a record holds the interpreter lock.
 
-A process writes one shard at a time, with the function that a worker of a cluster calls, and decodes nothing. One that
-dies is replaced; its shard is written again, which `write.write_shard` allows.
+A process writes one shard at a time, with the function that a worker of a cluster calls, and decodes no image. A
+process that dies is replaced and its shard is written again: `write.write_shard` is idempotent.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import write
 from beam_jobs.stages.write import ShardTask, WriteTask
 
-# Fewer images are written before the processes have started.
+# With fewer images, this process has written the shards before others have started.
 MIN_IMAGES = 4096
 _PROGRESS_S = 0.5
-_MAX_DEATHS = 3  # of processes that write one shard
-# Of computing between two answers, which tell the progress. A process that is stopped has ten times as long.
-_SECONDS = 60.0
+_MAX_DEATHS = 3  # number of processes that may die while they write one shard
+# Limit of CPU time between two progress messages of a process; a stopped process has ten times as much clock time.
+_CPU_LIMIT_S = 60.0
 
 _own = OwnPool(__name__, "the processes that write shards do not start: {}")
 
 
 def write_or_note(shard: ShardTask, task: WriteTask) -> dict[str, int]:
-    """Writes a shard as `write.write_shard` does, or a note about the image that prevents it.
+    """Writes a shard with `write.write_shard`; if that fails, writes a note with the cause.
 
     Returns:
       name -> number: `written_shards`, `resumed_shards`, `images` and `bytes`; or `failed_shards` alone.
 
     Raises:
-      FeedlineError: the processes of `task.processes` do not start, or die again and again, or the ingest was stopped.
+      FeedlineError: the writing processes do not start, or die repeatedly, or the ingest was stopped.
       OSError: a local disk cannot be read or written.
     """
-    return _ask(shard, task) if task.processes else _write_here(shard, task)
+    return _write_in_child(shard, task) if task.processes else _write_here(shard, task)
 
 
 def _write_here(shard: ShardTask, task: WriteTask) -> dict[str, int]:
@@ -60,81 +60,82 @@ def _write_here(shard: ShardTask, task: WriteTask) -> dict[str, int]:
     return {**counts, "written_shards": int(written), "resumed_shards": int(not written)}
 
 
-def _ask(shard: ShardTask, task: WriteTask) -> dict[str, int]:
+def _write_in_child(shard: ShardTask, task: WriteTask) -> dict[str, int]:
     request = {"shard": asdict(shard), "task": asdict(task)}
-    done = Progress()
+    reported = Progress()
     for _ in range(_MAX_DEATHS):
         try:
             with _own.pool.child(task.processes) as writer:
                 writer.ask(request, ())
-                while "outcome" not in (answer := writer.answer(_SECONDS, may_wait=True)[0]):
-                    new = Progress(*answer["done"])
-                    local_progress.add(Progress(new.images - done.images, new.bytes - done.bytes))
-                    done = new
-        except (ChildDied, TooSlow) as died:  # the second tells of the limits of an image
-            cause = died if isinstance(died, ChildDied) else ChildDied("it was stopped")
+                while "outcome" not in (response := writer.answer(_CPU_LIMIT_S, may_wait=True)[0]):
+                    current = Progress(*response["done"])
+                    local_progress.add(Progress(current.images - reported.images, current.bytes - reported.bytes))
+                    reported = current
+        except (ChildDied, TooSlow) as error:  # the message of `TooSlow` is about the limits of an image
+            cause = error if isinstance(error, ChildDied) else ChildDied("it was stopped")
             continue
-        return _outcome(answer)
+        return _parse_response(response)
     raise FeedlineError(
         f"the process that writes {shard.split}/{shard.name} ended {_MAX_DEATHS} times ({cause}); make sure that "
-        "memory is free and run it again, or with --threads 1, which starts no such process"
+        "memory is free and run the ingest again, or use --threads 1, which starts no such process"
     ) from cause
 
 
-def _outcome(answer: dict[str, Any]) -> dict[str, int]:
-    if error := answer.get("error"):
+def _parse_response(response: dict[str, Any]) -> dict[str, int]:
+    if error := response.get("error"):
         raise OSError(*error)
-    if bug := answer.get("bug"):
+    if bug := response.get("bug"):
         raise RuntimeError(bug)
-    counts: dict[str, int] = answer["outcome"]
+    counts: dict[str, int] = response["outcome"]
     return counts
 
 
 def start(images: int, threads: int) -> None:
-    """Begins to start the processes if they are likely to be used; the first shard would do it, half a second later.
+    """Starts the processes in the background if they are likely to be used; saves the first shard half a second.
 
     Args:
-      images: number of images, of which a plan may leave some out.
+      images: number of images before the plan, which may drop some.
       threads: number of threads for all shards.
     """
     if images >= MIN_IMAGES and threads > 1:
         _own.pool.start()
 
 
-def count(task: WriteTask, images: int, shards: Sequence[ShardTask], threads: int) -> int:
-    """Returns the number of processes to write local shards with; 0 for none but this one.
+def process_count(task: WriteTask, images: int, shards: Sequence[ShardTask], threads: int) -> int:
+    """Returns the number of processes to write local shards with; 0 to write in this process only.
 
-    Other processes would unpack a compressed archive again, each of them; a store is waited for in threads.
+    It is 0 for compressed archives, which each process would unpack again, and for stores, for which threads can wait.
 
     Args:
       task: parameters of the shards.
       images: number of images.
       shards: the shards.
-      threads: number of threads for all of them.
+      threads: number of threads for all shards.
     """
-    number = min(threads, len(shards))
-    if images < MIN_IMAGES or number < 2:
+    process_limit = min(threads, len(shards))
+    if images < MIN_IMAGES or process_limit < 2:
         return 0
-    first = {shard.split: shard for shard in reversed(shards)}  # of each split, whose images are in a random order
-    for shard in first.values():
+    samples = {shard.split: shard for shard in reversed(shards)}  # one per split, with images in random order
+    for shard in samples.values():
         rows = shard.rows.read()
-        if not task.reader.are_plain(zip(rows["uri"].to_pylist(), rows["slice"].to_pylist(), strict=True)):
+        locations = zip(rows["uri"].to_pylist(), rows["slice"].to_pylist(), strict=True)
+        if not task.reader.are_directly_readable(locations):
             return 0
-    return number
+    return process_limit
 
 
 def close() -> None:
-    """Ends all processes, also busy ones; later calls start new ones."""
+    """Ends all processes, also busy ones; later writes start new processes."""
     _own.close()
 
 
 def main() -> None:
-    """Forks processes that write, until the parent process closes the socket."""
+    """Forks writing processes until the parent process closes the socket."""
     fork_server.run(_serve)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Writes the shards that the peer names until it ends or names none for a minute."""
+    """Writes the requested shards until the peer closes the connection or sends no request for a minute."""
     set_timeout(connection, fork_server.IDLE_S)
     try:
         send(connection, {"pid": os.getpid()})
@@ -142,26 +143,26 @@ def _serve(connection: socket.socket) -> None:
             request, _ = receive(connection)
             local_progress.reset()
             with repeat(_PROGRESS_S, lambda: _send_progress(connection)):
-                answer = _answer(request)
+                response = _run_request(request)
             _send_progress(connection)
-            send(connection, answer)
+            send(connection, response)
     except (PeerClosed, ReceiveTimeout):
         return
 
 
 def _send_progress(connection: socket.socket) -> None:
-    done = local_progress.read()
-    send(connection, {"done": [done.images, done.bytes]})
+    progress = local_progress.read()
+    send(connection, {"done": [progress.images, progress.bytes]})
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _run_request(request: dict[str, Any]) -> dict[str, Any]:
     shard, values = ShardTask.from_json(request["shard"]), request["task"]
-    parts = {"reader": Reader.from_json(values["reader"]), "pixels": PixelOptions(**values["pixels"])}
-    task = WriteTask(**{**values, **parts, "labels": tuple(values["labels"]), "threads": 1, "processes": 0})
+    nested_values = {"reader": Reader.from_json(values["reader"]), "pixels": PixelOptions(**values["pixels"])}
+    task = WriteTask(**{**values, **nested_values, "labels": tuple(values["labels"]), "threads": 1, "processes": 0})
     try:
         return {"outcome": _write_here(shard, task)}
     except OSError as error:
         number, text, path = error.errno, error.strerror, error.filename
         return {"outcome": {}, "error": [str(error)] if number is None else [number, text, path]}
-    except Exception:  # noqa: BLE001 - of a bug of ours the job says what it is
+    except Exception:  # noqa: BLE001 - the job reports the traceback of a bug
         return {"outcome": {}, "bug": traceback.format_exc()}

@@ -1,9 +1,9 @@
 """Operations on local and remote files.
 
-A path with a scheme (`gs://`, `s3://`, `hdfs://`) goes through Beam's filesystems, imported when first needed; any
-other path goes through the standard library, with the fsync that makes a rename durable.
+Paths with a scheme (`gs://`, `s3://`, `hdfs://`) use Beam's filesystems, which are imported when first needed; all
+other paths use the standard library, with the fsync that makes a rename durable.
 
-Untrusted JSON is limited in bytes and in depth, because of the memory and the recursion that parsing it takes.
+Untrusted JSON is limited in bytes and in depth, because parsing takes memory and recursion.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import google_crc32c
 if TYPE_CHECKING:
     from beam_jobs.storage.object_stores import ListedObject, Store
 
-# Errors of a name that no file has or can have. Other errors may be temporary.
+# Errors which mean that no file has the name, or no file can have it. Other errors may be temporary.
 _NO_FILE_ERRORS = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
@@ -52,7 +52,7 @@ def exists(path: str) -> bool:
     """Returns whether a local file or directory, or a remote file, exists.
 
     Raises:
-      OSError: a remote filesystem gives no answer.
+      OSError: a remote filesystem does not answer.
     """
     if not is_remote(path):
         return os.path.exists(path)
@@ -61,9 +61,9 @@ def exists(path: str) -> bool:
 
 
 def is_no_file(error: OSError) -> bool:
-    """Returns whether an error means that no regular file has that name.
+    """Returns whether an error means that no regular file has the name.
 
-    Other errors, such as a missing permission or a failing disk, network or store, do not mean that.
+    It returns False for other errors, such as a missing permission or a failing disk, network or store.
     """
     return error.errno in _NO_FILE_ERRORS
 
@@ -78,7 +78,7 @@ def size(path: str) -> int:
 
 
 def describe(path: str) -> ListedObject:
-    """Returns what the store of a remote file knows of it; the file is not read.
+    """Returns the metadata of a remote file from its store, without reading the file.
 
     Raises:
       OSError: there is no such file.
@@ -101,7 +101,7 @@ def open_read(path: str) -> BinaryIO:
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """Returns `length` bytes of a file from `offset`, fewer at its end; of a remote file only these are transferred.
+    """Returns `length` bytes of a file from `offset`, fewer at its end; a store transfers only these bytes.
 
     Raises:
       OSError: the file is missing or not readable.
@@ -113,7 +113,7 @@ def read_range(path: str, offset: int, length: int) -> bytes:
             return store.read_range(path, offset, length)
     descriptor = _open_regular(path)
     try:
-        # At most the rest of the file: `pread` allocates `length` bytes first, and callers pass large limits.
+        # At most to the end of the file: `pread` allocates all requested bytes first, and callers pass large limits.
         return os.pread(descriptor, min(length, max(0, os.fstat(descriptor).st_size - offset) + 1), offset)
     finally:
         os.close(descriptor)
@@ -132,7 +132,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_start(path: str, most_bytes: int) -> bytes:
-    """Returns the first `most_bytes` bytes of a file, all bytes of a smaller one; one request to a store.
+    """Returns the first `most_bytes` bytes of a file, or all bytes of a smaller file; takes one request to a store.
 
     Raises:
       OSError: the file is missing or not readable.
@@ -172,16 +172,16 @@ def digest(path: str) -> tuple[int, str]:
 
 
 def checksum(path: str) -> int:
-    """Returns the crc32c of a file; of an object whose store knows it, without reading the object.
+    """Returns the crc32c of a file; an object is not read if its store has its crc32c.
 
     Raises:
       OSError: the file is missing or not readable.
     """
     if is_remote(path):
         with _remote(path) as store:
-            stored = store.describe(path).crc32c if store.has_crc32c else None
-        if stored is not None:
-            return stored
+            store_checksum = store.describe(path).crc32c if store.has_crc32c else None
+        if store_checksum is not None:
+            return store_checksum
     value = 0
     with open_read(path) as stream:
         while block := stream.read(1 << 20):
@@ -220,7 +220,7 @@ def direct_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
       path: name of the file; its directory is created.
-      durable: whether the content must survive a power cut. The name does after a later rename in the directory.
+      durable: whether the content must survive a power cut. The name survives it after a rename in the directory.
 
     Yields:
       binary stream.
@@ -257,7 +257,7 @@ def create_exclusive(path: str, data: bytes, scratch: str = "") -> bool:
       scratch: directory of the temporary file; see `atomic_writer`.
 
     Returns:
-      whether the file has this content; False when it has another.
+      whether the file has this content; False when it has other content.
 
     Raises:
       OSError: the file cannot be written, or not be read for the comparison.
@@ -308,7 +308,7 @@ def make_dirs(path: str) -> None:
 
 
 def rename(path: str, target: str, durable: bool = True, exclusive: bool = False) -> None:
-    """Renames a file; stores without renaming copy and delete it.
+    """Renames a file; stores that cannot rename copy the file and delete the original.
 
     Args:
       path: path of a file, or of a local directory, which can replace only an empty directory.
@@ -368,9 +368,9 @@ def list_files(directory: str) -> list[str]:
 
 
 def stat_files(directory: str) -> dict[str, tuple[int, int | None]]:
-    """Returns name -> size in bytes and crc32c of the files in a directory, of which none is read.
+    """Returns name -> size in bytes and crc32c of the files in a directory, without reading the files.
 
-    The checksum is that of the metadata in an object store, and None where there is none.
+    The crc32c comes from the metadata of an object store; it is None if these do not contain it.
     """
     if not is_remote(directory):
         return {name: (size(join(directory, name)), None) for name in list_files(directory)}
@@ -423,7 +423,7 @@ def _rename_exclusive(temporary: str, path: str) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise
-    except OSError:  # the filesystem has no hard links, such as FAT
+    except OSError:  # the filesystem, such as FAT, has no hard links
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         os.replace(temporary, path)
@@ -431,7 +431,7 @@ def _rename_exclusive(temporary: str, path: str) -> None:
         os.remove(temporary)
 
 
-MAX_JSON_BYTES = 64 << 20  # of a file; a `dataset.json` has 200 bytes per shard and 40 per class and split
+MAX_JSON_BYTES = 64 << 20  # largest file; a `dataset.json` has 200 bytes per shard and 40 per class and split
 _MAX_JSON_DEPTH = 64  # of nested lists and objects; an ingest writes 6
 
 
@@ -440,16 +440,16 @@ def read_json(path: str) -> Any:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the content is no JSON, or exceeds the limit of bytes or depth.
+      ValueError: the content is not JSON, or exceeds the limit of bytes or depth.
     """
     return parse_json(read_at_most(path, MAX_JSON_BYTES))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON.
+    """Returns the parsed value of a JSON text.
 
     Raises:
-      ValueError: the text is no JSON, or is nested deeper than the limit.
+      ValueError: the text is not JSON, or is nested deeper than the limit.
     """
     try:
         value = json.loads(text)

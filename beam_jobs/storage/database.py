@@ -1,4 +1,4 @@
-"""A database for rows that may not fit in memory: DuckDB with a memory limit, on a disk what exceeds it."""
+"""A database for rows that may not fit in memory: DuckDB with a memory limit; rows over the limit are on a disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 from beam_jobs.common import system
 from beam_jobs.errors import DiskError, FeedlineError, OptionError
 
-_INTERRUPT_S = 0.1  # an interrupt that comes before its query has no effect
+_INTERRUPT_S = 0.1  # between interrupts, because an interrupt before the start of a query has no effect
 _SPILL_FULL = "failed to offload data block"  # in DuckDB's message
-_OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # with which its messages begin
+_OUT_OF_MEMORY, _IO_ERROR = "Out of Memory Error", "IO Error"  # prefixes of DuckDB's messages
 _BATCH_ROWS = 1 << 13
-_TABLE_BYTES = 8 << 20
-_THREAD_MB = 100  # of the memory for each thread
+_TABLE_BYTES = 8 << 20  # size of the tables of `join_small`
+_THREAD_MB = 100  # memory per thread
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Database:
-    """A database that is open.
+    """An open database.
 
     Attributes:
       connection: connection to its tables.
       thread: runs the statements.
       spill: local directory of its files.
       batch_rows: number of rows of a batch.
-      larger_mb: limits of the memory for statements that need more, in MB.
+      larger_mb: increasing memory limits, in MB, for statements that need more memory.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -78,8 +78,8 @@ class Database:
         self, statement: str, dtype: type[np.generic] = np.float64, /, **parameters: object
     ) -> np.ndarray:
         """Returns the only column of a query, of numbers of `dtype`, in ascending order, NaN last."""
-        # Without a table of all of them beside the array.
-        count = self.number(f"SELECT count(*) FROM ({statement})", **parameters)  # noqa: S608 - of this code
+        # In batches, because a table of all numbers would take as much memory as the array.
+        count = self.number(f"SELECT count(*) FROM ({statement})", **parameters)  # noqa: S608 - our own statements
         values = np.empty(count, dtype)
         end = 0
         for batch in self.batches(statement, **parameters):
@@ -97,44 +97,44 @@ class Database:
         self.add(table, rows, create=True)
 
     def insert_all(self, table: str, rows: Iterable[pa.Table]) -> None:
-        """Creates a table of the database with rows that come in parts of one schema, at least one."""
+        """Creates a table of the database from one or more tables of rows with the same schema."""
         for number, part in enumerate(join_small(rows)):
-            self.add(table, part, create=not number)
+            self.add(table, part, create=number == 0)
 
     def add(self, table: str, rows: pa.Table, create: bool) -> None:
         """Adds rows to a table, or creates it with them."""
 
-        def work() -> None:
+        def add_rows() -> None:
             relation = self.connection.from_arrow(rows)
             (relation.create if create else relation.insert_into)(table)
 
-        self._execute(work)
+        self._execute(add_rows)
 
-    def _execute(self, statement: Callable[[], T]) -> T:
-        """Runs a statement, again with a larger limit while the memory does not suffice and there is one."""
+    def _execute(self, execute: Callable[[], T]) -> T:
+        """Calls a function with a statement; calls it again with the next larger memory limit if memory runs out."""
         try:
-            return self._wait(statement)
+            return self._wait(execute)
         except Exception as error:
             is_too_small = _OUT_OF_MEMORY in str(error) and _SPILL_FULL not in str(error)
             limit = next(self.larger_mb, None) if is_too_small else None
             if limit is None:
                 raise
         self.connection.execute(f"SET memory_limit = '{limit}MB'")
-        return self._execute(statement)
+        return self._execute(execute)
 
-    def _wait(self, work: Callable[[], T]) -> T:
-        """Runs work in the thread of the database: DuckDB itself does not always end a query at a signal."""
-        result = self.thread.submit(work)
+    def _wait(self, execute: Callable[[], T]) -> T:
+        """Returns the result of a function, called in the database thread; a signal to this process ends the query."""
+        future = self.thread.submit(execute)
         try:
-            return result.result()
+            return future.result()
         finally:
-            while not result.done():  # a signal
+            while not future.done():  # a signal has ended the wait; DuckDB itself does not always end a query then
                 self.connection.interrupt()
-                wait((result,), _INTERRUPT_S)
+                wait((future,), _INTERRUPT_S)
 
 
 def join_small(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields the rows of tables of one schema in tables of some megabytes, for each of which Python does little."""
+    """Yields the rows of tables of one schema in tables of some megabytes, because each table costs time in Python."""
     pending: list[pa.Table] = []
     size = 0
     for table in tables:
@@ -152,10 +152,10 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
     """Yields an empty database, which is removed at the end of the block.
 
     Args:
-      purpose: what its rows are for, such as `the plan`, for messages.
+      purpose: name of its content in messages, such as `the plan`.
       memory_mb: limit of its memory, in MB. Without `memory_option`, a statement that needs more gets up to half of the
-        memory that is free.
-      spill: local directory for what exceeds the memory; that of temporary files when empty.
+        free memory.
+      spill: local directory for rows over the memory limit; the directory of temporary files when empty.
       memory_option: name of the option with the limit, such as `plan_memory_mb`.
 
     Raises:
@@ -163,7 +163,7 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
       OptionError: the memory is too small; a `FeedlineError` without `memory_option`.
     """
     with (
-        # A directory of its own, because DuckDB gives the files of two processes the same names.
+        # A separate directory, because DuckDB gives the files of two processes the same names.
         _open_directory(spill) as directory,
         _explain_errors(purpose, os.path.dirname(directory), memory_mb, memory_option),
         contextlib.closing(_connect(directory, memory_mb)) as connection,
@@ -176,18 +176,18 @@ def open_database(purpose: str, memory_mb: int, spill: str = "", memory_option: 
 @contextlib.contextmanager
 def _open_thread() -> Iterator[ThreadPoolExecutor]:
     thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-database")
-    joins = True
+    may_wait = True
     try:
         yield thread
-    except GeneratorExit:  # the garbage collector, which may run within `threading`, whose locks a join would wait for
-        joins = False
+    except GeneratorExit:  # from the garbage collector: this thread may have a lock that the other one needs to end
+        may_wait = False
         raise
     finally:
-        thread.shutdown(wait=joins)
+        thread.shutdown(wait=may_wait)
 
 
 def _larger_limits(memory_mb: int) -> Iterator[int]:
-    while (memory_mb := 2 * memory_mb) <= system.free_bytes() / 2e6:
+    while (memory_mb := 2 * memory_mb) <= system.free_bytes() / 2e6:  # half of it, in MB
         yield memory_mb
 
 
@@ -198,14 +198,14 @@ def _open_directory(parent: str) -> Iterator[str]:
             directory = stack.enter_context(system.open_directory(parent))
         except OSError as error:
             raise DiskError(
-                f"no temporary directory can be made ({error}); name one that can be written by TMPDIR"
+                f"no temporary directory can be made ({error}); set TMPDIR to a directory that can be written"
             ) from error
         yield directory
 
 
 @contextlib.contextmanager
 def _explain_errors(purpose: str, spill: str, memory_mb: int, memory_option: str) -> Iterator[None]:
-    # Not at the top: the import starts a thread, and a fork of the process that uses DuckDB waits for it at its end.
+    # Not at the top: the import starts a thread, for which a forked process that uses DuckDB would wait at its end.
     import duckdb
 
     try:
@@ -217,16 +217,14 @@ def _explain_errors(purpose: str, spill: str, memory_mb: int, memory_option: str
             raise
         if _IO_ERROR in cause or isinstance(error, duckdb.IOException) or _SPILL_FULL in cause:
             is_full = _SPILL_FULL in cause or "No space left" in cause
-            problem = (
-                f"{spill} has no room for {purpose}" if is_full else f"a file of {purpose} cannot be read or written"
-            )
-            remedy = "make room" if is_full else "repair that"
-            raise DiskError(
-                f"{problem} ({cause}); {remedy}, then run the same command again: what is finished is kept"
-            ) from None
+            problem, remedy = f"a file of {purpose} cannot be read or written", "correct the cause"
+            if is_full:
+                problem, remedy = f"{spill} has no room for {purpose}", "make room"
+            remedy += ", then run the same command again: finished work is kept"
+            raise DiskError(f"{problem} ({cause}); {remedy}") from None
         if not memory_option:
             raise FeedlineError(
-                f"{purpose} need more than half of the free memory ({cause}); run the same command where more is free"
+                f"{purpose} need more than half of the free memory ({cause}); run the command with more free memory"
             ) from None
         raise OptionError(
             f"{memory_option} is {memory_mb}, and {purpose} needs more ({cause}); set a larger "
@@ -241,8 +239,8 @@ def _connect(directory: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
         config={
             "memory_limit": f"{memory_mb}MB",
             "temp_directory": os.path.join(directory, "spill"),
-            # Each thread takes memory of its own: with too many of them, little is left for the rows.
+            # Each thread takes some of the memory: with too many threads, little remains for the rows.
             "threads": max(1, min(system.cores(), memory_mb // _THREAD_MB)),
-            "preserve_insertion_order": False,  # it takes memory; where an order counts, the query names it
+            "preserve_insertion_order": False,  # it takes memory; queries that need an order contain ORDER BY
         }
     )

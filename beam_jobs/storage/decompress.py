@@ -26,12 +26,12 @@ from beam_jobs.errors import SourceError
 
 GZIP, BZIP2, XZ, ZLIB = COMPRESSIONS = ("gzip", "bzip2", "xz", "zlib")
 
-MAX_RATIO = 1000  # deflate reaches 1032 on zeros, images reach 2: more is a decompression bomb
-SPARE_BYTES = 64 << 20  # stays free, because a full disk stops other programs too
+MAX_RATIO = 1000  # deflate reaches 1032 on zeros, images reach 2: a larger ratio means a decompression bomb
+SPARE_BYTES = 64 << 20  # must stay free, because a full disk stops other programs too
 XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB to unpack; the format allows 4 GiB
 
 _BLOCK_BYTES = 1 << 20
-_XZ_READ_BYTES = 64 << 10  # small, because each of possibly thousands of empty streams copies the rest of the block
+_XZ_READ_BYTES = 64 << 10  # small, because each of up to thousands of empty streams copies the unread part of the block
 # Raised by reads of `open_decompressed`, besides OSError.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 _DAMAGE_ERRORS = (*DAMAGED, OSError, ValueError)
@@ -41,13 +41,13 @@ _XZ_TOO_LARGE = "Memory usage limit exceeded"  # message of liblzma
 @dataclass
 class _Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    path: str = ""
+    path: str = ""  # empty before the file is decompressed
     error_message: str = ""  # stored, so that a damaged file is not decompressed again for each image
 
 
 _lock = threading.Lock()
-_copies: dict[tuple[str, int, int], _Copy] = {}
-_latest_copies: dict[str, _Copy] = {}  # path of a remote compressed file -> its copy
+_copies: dict[tuple[str, int, int], _Copy] = {}  # path, size and modification time of a compressed file -> its copy
+_latest_copies: dict[str, _Copy] = {}  # path of a compressed file -> its last copy
 _directories: dict[int, str] = {}  # process id -> directory; a forked process must not remove that of its parent
 
 
@@ -64,7 +64,7 @@ def detect_compression(head: bytes) -> str:
 
 
 def is_zlib(head: bytes) -> bool:
-    """Returns whether a file may be a zlib stream, from its first two bytes; so may one in a thousand other files."""
+    """Returns whether a file may be a zlib stream, from its first two bytes; True for one in a thousand other files."""
     return len(head) > 1 and head[0] & 0x8F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
@@ -82,13 +82,13 @@ def read_size_and_mtime(path: str) -> tuple[int, int]:
     size = storage.size(path)
     with contextlib.suppress(OSError), object_stores.os_errors(path):
         for entry in object_stores.store_for(path).list(path):
-            if not entry.path:  # the file itself, the first entry in a listing sorted by name
+            if not entry.path:  # the file itself, which is the first entry if the listing is sorted by name
                 return size, entry.mtime_ns
     return size, 0
 
 
 def open_decompressed(stream: BinaryIO, compression: str) -> BinaryIO:
-    """Returns a stream of the decompressed content, read forwards in bounded memory; a read may return fewer bytes.
+    """Returns a stream of the decompressed content, for reading forwards in bounded memory; reads may return less.
 
     Args:
       stream: compressed stream, at the start of the file.
@@ -108,7 +108,7 @@ def decompressed_path(path: str, compression: str, check_for_changes: bool = Tru
     Args:
       path: path of the compressed file.
       compression: one of `COMPRESSIONS`.
-      check_for_changes: whether to check if a remote file has changed; it costs a request, so not for every image.
+      check_for_changes: whether to check if a remote file has changed; False saves a request for each image.
 
     Raises:
       SourceError: the file is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than
@@ -134,21 +134,21 @@ def decompressed_path(path: str, compression: str, check_for_changes: bool = Tru
 
 def _decompress(path: str, compression: str, size: int) -> str:
     try:
-        handle, target = tempfile.mkstemp(dir=_directory())
+        descriptor, target = tempfile.mkstemp(dir=_copies_directory())
     except OSError as error:
         raise SourceError(_no_room(path, error.strerror or str(error))) from error
     try:
-        with os.fdopen(handle, "wb") as out, storage.open_read(path) as stream:
+        with os.fdopen(descriptor, "wb") as out, storage.open_read(path) as stream:
             content = open_decompressed(stream, compression)
-            _copy(iter(functools.partial(content.read, _BLOCK_BYTES), b""), out, path, size)
+            _write_blocks(iter(functools.partial(content.read, _BLOCK_BYTES), b""), out, path, size)
     except BaseException:
         os.remove(target)
         raise
     return target
 
 
-def _copy(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
-    written = 0
+def _write_blocks(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
+    position = 0
     while True:
         try:
             block = next(blocks, b"")
@@ -156,19 +156,19 @@ def _copy(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
             if isinstance(error, OSError) and error.errno:  # of the disk or store; errors of gzip and bz2 have no errno
                 raise
             reason = str(error) or type(error).__name__
-            raise SourceError(f"{path} cannot be unpacked past byte {written} of its content: {reason}") from error
+            raise SourceError(f"{path} cannot be unpacked past byte {position} of its content: {reason}") from error
         if not block:
             return
-        written += len(block)
-        if written > MAX_RATIO * size:
+        position += len(block)
+        if position > MAX_RATIO * size:
             limit = f"{MAX_RATIO} times its {size} bytes"
             raise SourceError(f"{path} unpacks to more than {limit}; it is refused as a decompression bomb")
-        _write(out, block, path)
+        _write_block(out, block, path)
 
 
-def _write(out: BinaryIO, block: bytes, path: str) -> None:
+def _write_block(out: BinaryIO, block: bytes, path: str) -> None:
     try:
-        free = shutil.disk_usage(_directory()).free
+        free = shutil.disk_usage(_copies_directory()).free
         if free < SPARE_BYTES + len(block):
             raise SourceError(_no_room(path, f"{free >> 20} MiB are free and {SPARE_BYTES >> 20} MiB must stay free"))
         out.write(block)
@@ -187,17 +187,17 @@ class _Blocks(io.RawIOBase):
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
-        self._rest = memoryview(b"")
+        self._unread = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, b""))
-        part = self._rest[: len(buffer)]
+        if not self._unread:
+            self._unread = memoryview(next(self._blocks, b""))
+        part = self._unread[: len(buffer)]
         buffer[: len(part)] = part
-        self._rest = self._rest[len(part) :]
+        self._unread = self._unread[len(part) :]
         return len(part)
 
 
@@ -212,10 +212,10 @@ def _xz_blocks(stream: BinaryIO) -> Iterator[bytes]:
                 raise EOFError("it ends before its end-of-stream marker")
             if block := _xz_block(inflater, packed):
                 yield block
-            packed = b""
+            packed = b""  # the inflater stores unused input
         packed = inflater.unused_data
-        while not (packed := packed.lstrip(b"\0")) and (more := stream.read(_XZ_READ_BYTES)):
-            packed = more
+        while not (packed := packed.lstrip(b"\0")) and (next_packed := stream.read(_XZ_READ_BYTES)):
+            packed = next_packed
 
 
 def _xz_block(inflater: lzma.LZMADecompressor, packed: bytes) -> bytes:
@@ -238,7 +238,7 @@ def _zlib_blocks(stream: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def _directory() -> str:
+def _copies_directory() -> str:
     process = os.getpid()
     with _lock:
         if process not in _directories:

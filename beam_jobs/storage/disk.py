@@ -19,29 +19,29 @@ from beam_jobs.errors import DiskError, FeedlineError, OptionError, chain, os_er
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_RESUMABLE = ": what is finished is kept"
+_RESUMABLE = ": finished work is kept"
 _RUN_AGAIN = f"then run the same command again{_RESUMABLE}"
-# Error number -> what the user can do.
+# Error number -> remedy in the message.
 _REMEDIES = {
     errno.ENOSPC: f"make room, {_RUN_AGAIN}",
-    errno.EDQUOT: f"raise the quota or remove what counts against it, {_RUN_AGAIN}",
+    errno.EDQUOT: f"raise the quota or remove files that count against it, {_RUN_AGAIN}",
     errno.EFBIG: f"raise the limit, see `ulimit -f`, {_RUN_AGAIN}",
-    errno.EROFS: f"mount it for writing, {_RUN_AGAIN}",
-    errno.EACCES: f"grant it, {_RUN_AGAIN}",
-    errno.EPERM: f"permit it, {_RUN_AGAIN}",
+    errno.EROFS: f"mount the disk for writing, {_RUN_AGAIN}",
+    errno.EACCES: f"grant the permission, {_RUN_AGAIN}",
+    errno.EPERM: f"permit the operation, {_RUN_AGAIN}",
     errno.ENOENT: "do not change files of a run while it runs, and run the same command again",
     errno.EIO: f"check the disk, {_RUN_AGAIN}",
-    errno.ESTALE: f"mount it again, {_RUN_AGAIN}",
+    errno.ESTALE: f"mount the disk again, {_RUN_AGAIN}",
 }
-# Reading a source raises these too, so they count only for a file below the directories that are written.
+# Reading a source raises these errors too, so they are explained only for files below the directories that are written.
 _FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
 _QUOTED = re.compile(r"\[Errno (\d+)\][^:]*(?:: '([^']*)')?")  # in the text of an error that Beam wraps
-# Errors of C++ libraries contain the message of the system.
-_WORDS = {os.strerror(number): number for number in (*FULL, errno.EFBIG, errno.EROFS)}
-_WORDS["database or disk is full"] = errno.ENOSPC
+# Message of the system, which errors of C++ libraries contain -> error number.
+_ERROR_NUMBERS = {os.strerror(number): number for number in (*FULL, errno.EFBIG, errno.EROFS)}
+_ERROR_NUMBERS["database or disk is full"] = errno.ENOSPC
 # Messages of SQLite for any other error of the system; a test write then finds the error.
 _VAGUE_MESSAGES = ("unable to open database file", "disk I/O error")
-_PROBE = bytes(1 << 16)
+_PROBE = bytes(1 << 16)  # content of the test write
 
 
 def free_bytes(path: str) -> int | None:
@@ -60,7 +60,7 @@ def used_bytes(path: str) -> int:
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            with contextlib.suppress(OSError):  # another process removes it
+            with contextlib.suppress(OSError):  # another process has removed the file
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
@@ -89,10 +89,10 @@ def check_room(path: str, needed: int, contents: str, *, resumable: bool = True)
 def explain_errors(
     activity: str, *paths: str, needed: Callable[[], int] = lambda: 0, resumable: bool = True
 ) -> Iterator[None]:
-    """Raises errors of a local disk in the block as `DiskError` with one line; other errors pass.
+    """Raises errors of a local disk in the block as `DiskError` with one line; other errors are not changed.
 
     Args:
-      activity: what the block does, such as `writing`.
+      activity: activity of the block, for the message, such as `writing`.
       paths: directories that the block writes to.
       needed: returns the estimated number of bytes that the block writes; 0 if unknown.
       resumable: whether another run continues after the finished work.
@@ -112,43 +112,43 @@ def explain_errors(
 
 def describe_error(error: BaseException, activity: str, *paths: str, needed: int = 0, resumable: bool = True) -> str:
     """Returns one line about an error of a local disk; empty for other errors; see `explain_errors`."""
-    local = tuple(os.path.abspath(path) for path in paths if not storage.is_remote(path))
+    local_paths = tuple(os.path.abspath(path) for path in paths if not storage.is_remote(path))
     error_number, file_name = _cause(error)
-    if not error_number and local and _is_vague(error):
-        error_number = _probe_error(local[0])
-    is_related = not file_name or any(_is_related(file_name, path) for path in local)
+    if not error_number and local_paths and _is_vague(error):
+        error_number = _probe_error(local_paths[0])
+    is_related = not file_name or any(_is_related(file_name, path) for path in local_paths)
     is_unnamed_file_error = error_number in _FILE_ERRORS and not file_name
-    if not local or error_number not in _REMEDIES or not is_related or is_unnamed_file_error:
+    if not local_paths or error_number not in _REMEDIES or not is_related or is_unnamed_file_error:
         return ""
-    # The free space of the disk does not show what a quota leaves, and no portable call does.
-    free = free_bytes(local[0]) if error_number != errno.EDQUOT else None
+    # The free space of the disk is not that of the quota, which no portable call returns.
+    free = free_bytes(local_paths[0]) if error_number != errno.EDQUOT else None
     sizes = [f"about {size(needed)} are needed"] if needed else []
     sizes += [f"{size(free)} are free"] if free is not None else []
     details = ", ".join(sizes) if error_number in (*FULL, errno.EFBIG) and sizes else file_name
     note = f" ({details})" if details else ""
-    return f"{local[0]}: {os.strerror(error_number)} while {activity}{note}; {_remedy(error_number, resumable)}"
+    return f"{local_paths[0]}: {os.strerror(error_number)} while {activity}{note}; {_remedy(error_number, resumable)}"
 
 
 def _remedy(number: int, resumable: bool) -> str:
     return _REMEDIES[number] if resumable else _REMEDIES[number].removesuffix(_RESUMABLE)
 
 
-def _is_related(name: str, directory: str) -> bool:
-    name = os.path.abspath(name)
-    return name == directory or name.startswith(directory + os.sep) or directory.startswith(name + os.sep)
+def _is_related(path: str, directory: str) -> bool:
+    path = os.path.abspath(path)
+    return path == directory or path.startswith(directory + os.sep) or directory.startswith(path + os.sep)
 
 
 def _cause(error: BaseException | None) -> tuple[int, str]:
-    """Returns number and file name of the innermost error of the system; 0 for no such error."""
+    """Returns number and file name of the innermost error of the system; 0 and "" without such an error."""
     cause = (0, "")
-    for linked in chain(error):
-        cause = _error_number(linked) or cause
+    for linked_error in chain(error):
+        cause = _number_and_file(linked_error) or cause
     return cause
 
 
 def _is_vague(error: BaseException | None) -> bool:
     """Returns whether a library reports an error of the disk without its number."""
-    return any(words in str(linked) for linked in chain(error) for words in _VAGUE_MESSAGES)
+    return any(words in str(linked_error) for linked_error in chain(error) for words in _VAGUE_MESSAGES)
 
 
 def _probe_error(directory: str) -> int:
@@ -163,13 +163,13 @@ def _probe_error(directory: str) -> int:
     return 0
 
 
-def _error_number(error: BaseException) -> tuple[int, str] | None:
+def _number_and_file(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno:
         return error.errno, os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     text = str(error)
     if quoted := _QUOTED.search(text):
         return int(quoted[1]), quoted[2] or ""
-    return next(((number, "") for words, number in _WORDS.items() if words in text), None)
+    return next(((number, "") for words, number in _ERROR_NUMBERS.items() if words in text), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,17 +197,17 @@ def refusal(directory: str) -> Refusal | None:
     """Returns the reason why a local directory is not writable, None when it is.
 
     Args:
-      directory: directory to check, or to check its nearest existing parent for. The file of the check is removed.
+      directory: directory to check; if it does not exist, its nearest existing parent is checked instead.
     """
     parent = nearest_existing(directory)
     if not os.path.isdir(parent):
         return Refusal(reason=f"{parent} is a file", repair="")
     try:
-        # Writes a file, because permissions are not enough: root has all of them on a read-only file system too.
+        # Writes a temporary file, because root has all permissions on a read-only file system too.
         tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
         reason = f"{parent} cannot be written by {_user()}: {error.strerror or error}"
-        repair = _repair(directory, parent) if isinstance(error, PermissionError) else ""
+        repair = _repair_command(directory, parent) if isinstance(error, PermissionError) else ""
         return Refusal(reason=reason, repair=repair)
     return None
 
@@ -246,7 +246,7 @@ def write_file(name: str, path: str, data: bytes) -> None:
         storage.write_bytes(path, data)
 
 
-def _repair(directory: str, parent: str) -> str:
+def _repair_command(directory: str, parent: str) -> str:
     if os.geteuid() == 0:  # root has every permission
         return ""
     path = os.path.abspath(directory)

@@ -1,9 +1,9 @@
 """Locks between processes: a locked local file, or an object that its owner creates.
 
 The kernel releases the lock of a local file when the last thread of its owner ends, even by SIGKILL. A store does not,
-so the object contains its owner, who renews a second object, the lease. The lock of a process that ended on this
-machine is replaced at once, that of another machine when its lease has not been renewed for `LEASE_S`. The time is that
-of the waiting process, so clocks that differ do no harm.
+so the object names its owner, which renews a second object, the lease. If the owner ran on this machine and has ended,
+its lock is replaced at once; if it runs on another machine, when it has not renewed the lease for `LEASE_S`. The
+waiting process measures that time, so the clocks of the machines may differ.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from beam_jobs import storage
 from beam_jobs.common import system
 from beam_jobs.errors import OptionError
 
-LEASE_S = 30.0  # without a renewal, after which the lock of another machine is free
+LEASE_S = 30.0  # time without a renewal, after which the lock of another machine may be replaced
 _RENEW_S = 5.0  # between renewals
 _ATTEMPTS = 10  # to create an object, while other processes create and remove it
-_ENDING_S = 10.0  # for the last threads of a killed owner, which may wait for a disk
-_NAMING_S = 2.0  # for a new owner to write its name
-_owned: set[str] = set()  # tokens of the locks of this process; it may lack the right to remove an object
+_ENDING_S = 10.0  # longest wait for the last threads of a killed owner, which may wait for a disk
+_NAMING_S = 2.0  # longest wait until a new owner has written its name
+_owned: set[str] = set()  # tokens of the current locks of this process; objects of its earlier locks may still exist
 
 
 class Locked(Exception):
-    """Another process owns the lock; the text is its owner: `process 4711 on host a since 2026-01-31 12:00:00 UTC`.
+    """Another process owns the lock; the text names it: `process 4711 on host a since 2026-01-31 12:00:00 UTC`.
 
     Attributes:
-      command: that of the owner; empty if it is not known.
+      command: command of the owner; empty if it is not known.
     """
 
     def __init__(self, text: str, command: str = "") -> None:
@@ -54,8 +54,8 @@ class Owner:
       process: process id.
       since: time of locking, in seconds since the epoch.
       token: unique name of this lock.
-      leased: whether the owner renews a lease; that of a file and of an earlier release does not.
-      command: what the owner does, for a process that does the same and may wait for it.
+      leased: whether the owner renews a lease; False for a local file and for an owner of an earlier release.
+      command: text that identifies the command of the owner; a process with an equal command may wait for it.
     """
 
     host: str = field(default_factory=socket.gethostname)
@@ -74,8 +74,8 @@ class Owner:
         """Returns whether the owner is known to have ended; False for a process on another machine."""
         if self.machine != system.identity():
             return False
-        released = self.process == os.getpid() and self.token not in _owned
-        return released or not system.is_running(self.process, self.since)
+        is_released = self.process == os.getpid() and self.token not in _owned
+        return is_released or not system.is_running(self.process, self.since)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the lock file or object, as JSON."""
@@ -84,15 +84,15 @@ class Owner:
 
 @contextlib.contextmanager
 def locked(path: str, report: Callable[[str], object] | None = None, command: str = "") -> Iterator[Callable[[], None]]:
-    """Holds a lock while the block runs, and removes it afterwards.
+    """Locks a file or object while the block runs, and removes it afterwards.
 
     Args:
       path: path of the lock file or object. The directory of a local file must exist.
-      report: takes a line when the lock of another machine is watched, which takes `LEASE_S` at most.
+      report: called with a line of text before the lock of another machine is watched, which takes `LEASE_S` at most.
       command: see `Owner`.
 
     Yields:
-      a check that raises `Locked` when another process took the lock over, because this one did not run for `LEASE_S`.
+      a function that raises `Locked` if another process has replaced the lock, because this one stopped for `LEASE_S`.
 
     Raises:
       Locked: another process owns the lock.
@@ -103,7 +103,7 @@ def locked(path: str, report: Callable[[str], object] | None = None, command: st
 
 
 class InUse(OptionError):
-    """Another process owns the lock; the message is that of `exclusive`.
+    """Another process owns the lock; the message is the `refusal` of `exclusive`.
 
     Attributes:
       command: see `Locked`.
@@ -119,16 +119,16 @@ OWNER = "{owner}"
 def exclusive(
     path: str, refusal: str, report: Callable[[str], object] | None = None, command: str = ""
 ) -> Iterator[Callable[[], None]]:
-    """Holds a lock as `locked` does, with errors for users.
+    """Locks a file or object as `locked` does, with errors for users.
 
     Args:
       path: path of the lock file or object.
-      refusal: message of the errors, with `OWNER` in the place of the owner.
+      refusal: message of the errors; `OWNER` in it is replaced by the text of the owner.
       report: see `locked`.
       command: see `Owner`.
 
     Yields:
-      the check of `locked`.
+      the function of `locked`, which raises `OptionError` instead.
 
     Raises:
       InUse: another process owns the lock.
@@ -139,16 +139,16 @@ def exclusive(
         try:
             check_lock()
         except Locked as error:
-            reason = f"this one stood still for {LEASE_S:g} s, after which its lock is free"
+            reason = f"this process was stopped for {LEASE_S:g} s, after which its lock may be replaced"
             raise OptionError(f"{refusal.replace(OWNER, str(error))}; {reason}") from None
 
     with contextlib.ExitStack() as stack:
         try:
             check_lock = stack.enter_context(locked(path, report, command))
         except Locked as error:
-            refused = InUse(refusal.replace(OWNER, str(error)))
-            refused.command = error.command
-            raise refused from None
+            in_use = InUse(refusal.replace(OWNER, str(error)))
+            in_use.command = error.command
+            raise in_use from None
         yield check
 
 
@@ -158,13 +158,13 @@ def _lock_file(path: str, command: str) -> Iterator[Callable[[], None]]:
     token = uuid.uuid4().hex
     _owned.add(token)
     try:
-        with contextlib.suppress(OSError):  # the disk may be full; the lock works without a name of its owner
-            writable = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        with contextlib.suppress(OSError):  # the disk may be full; the lock also works without the name of its owner
+            writable_descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
             try:
-                os.write(writable, Owner(token=token, command=command).to_bytes())
+                os.write(writable_descriptor, Owner(token=token, command=command).to_bytes())
             finally:
-                os.close(writable)
-        yield lambda: None  # the kernel keeps it, also while the process is stopped
+                os.close(writable_descriptor)
+        yield lambda: None  # the kernel keeps the lock, also while the process is suspended
     finally:
         _owned.remove(token)
         with contextlib.suppress(OSError):  # its directory was removed or renamed
@@ -206,7 +206,7 @@ def _open_locked(path: str, access: int = os.O_RDONLY) -> int:
 
 
 def _flock(descriptor: int) -> bool:
-    """Locks a file, and returns whether it succeeded; it succeeds without a lock on a filesystem without locks."""
+    """Locks a file, and returns whether it succeeded; on a filesystem without locks, returns True without locking."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -230,21 +230,21 @@ def _lock_object(
             _remove_ended(path, storage.read_bytes(path), report)
     else:
         raise OSError(f"{path} cannot be locked: other processes created and removed it {_ATTEMPTS} times; try again")
-    lease, ended = _lease(path, owner), threading.Event()
+    lease_path, has_block_ended = _lease_path(path, owner), threading.Event()
 
     def check() -> None:
         try:
-            found = storage.read_bytes(path)
+            current_content = storage.read_bytes(path)
         except FileNotFoundError:
-            raise Locked("another process, which removed the lock of this one") from None
-        if found != content:
-            raise Locked(_describe_owner(found))
+            raise Locked("another process, which has removed the lock of this process") from None
+        if current_content != content:
+            raise Locked(_describe_owner(current_content))
 
     def renew() -> None:
         with contextlib.suppress(OSError):  # the next renewal may succeed
-            storage.write_bytes(lease, uuid.uuid4().bytes)
-            if ended.is_set():  # the store took longer than the end of the block waits
-                storage.remove(lease)
+            storage.write_bytes(lease_path, uuid.uuid4().bytes)
+            if has_block_ended.is_set():  # the block has ended without waiting any longer for this slow write
+                storage.remove(lease_path)
 
     _owned.add(owner.token)
     try:
@@ -253,15 +253,15 @@ def _lock_object(
             yield check
     finally:
         _owned.remove(owner.token)
-        ended.set()
+        has_block_ended.set()
         with contextlib.suppress(OSError):  # the next owner on this machine replaces it
             if storage.read_bytes(path) == content:
                 storage.remove(path)
         with contextlib.suppress(OSError):
-            storage.remove(lease)
+            storage.remove(lease_path)
 
 
-def _lease(path: str, owner: Owner) -> str:
+def _lease_path(path: str, owner: Owner) -> str:
     return f"{path}-{owner.token}-lease"
 
 
@@ -281,18 +281,18 @@ def _remove_ended(path: str, content: bytes, report: Callable[[str], object] | N
     with _lock_object(f"{path}-{owner.token}"):
         if storage.read_bytes(path) == content:
             storage.remove(path)
-            storage.remove(_lease(path, owner))
+            storage.remove(_lease_path(path, owner))
 
 
 def _is_renewed(path: str, owner: Owner, content: bytes, report: Callable[[str], object] | None) -> bool:
-    """Watches a lock for `LEASE_S` at most, and returns whether its owner renews the lease, or another has the lock."""
+    """Watches a lock for `LEASE_S` at most; returns whether its owner renews the lease or has been replaced."""
     if report:
         report(f"waiting   up to {LEASE_S:.0f} s to see whether {owner} still runs")
-    lease, end = _lease(path, owner), time.monotonic() + LEASE_S
-    first = _read_lease(lease)
-    while time.monotonic() < end:
+    lease_path, deadline = _lease_path(path, owner), time.monotonic() + LEASE_S
+    initial_lease = _read_lease(lease_path)
+    while time.monotonic() < deadline:
         time.sleep(_RENEW_S)
-        if storage.read_bytes(path) != content or _read_lease(lease) != first:
+        if storage.read_bytes(path) != content or _read_lease(lease_path) != initial_lease:
             return True
     return False
 

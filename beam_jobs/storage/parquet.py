@@ -5,7 +5,7 @@ thousand times its size. So the page headers are read first, which give the deco
 https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol of Thrift.
 
 A column of a pickled Python type is refused: Arrow before 14.0.1 runs its code when the file is opened
-(CVE-2023-47248). Importing this module is enough.
+(CVE-2023-47248). Importing this module protects the process.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from beam_jobs.common.system import temporary_errors, temporary_file
 _PICKLED_TYPE = "arrow.py_extension_type"
 
 
-class _Refused(pa.ExtensionType):
-    """Replaces the type of Arrow that unpickles."""
+class _RefusedType(pa.ExtensionType):
+    """Replaces the extension type of Arrow that unpickles Python types."""
 
     def __arrow_ext_serialize__(self) -> bytes:
         return b""
 
     @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _Refused:
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _RefusedType:
         detail = "a column has a pickled Python type, which would run code; write it as a plain column"
         raise pa.ArrowInvalid(detail)
 
@@ -44,19 +44,18 @@ class _Refused(pa.ExtensionType):
 stack.protect_arrow()
 with contextlib.suppress(pa.ArrowKeyError):  # newer versions of Arrow have no such type
     pa.unregister_extension_type(_PICKLED_TYPE)
-pa.register_extension_type(_Refused(pa.null(), _PICKLED_TYPE))
+pa.register_extension_type(_RefusedType(pa.null(), _PICKLED_TYPE))
 
-
-# Limits: a base and a multiple of the file size, because text packs to a fifth, and a column of labels to less.
+# Limits: a base and a multiple of the file size, because text compresses to a fifth, and a column of labels to less.
 _PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # sum of the largest pages of all columns
 _TABLE_BYTES, _TABLE_RATIO = 256 << 20, 100  # decoded size of a table, or of the lists of a column
 _VALUES, _VALUES_RATIO = 100_000, 100  # values of a column, and so rows
 
-_COPY_IN_MEMORY_BYTES = 32 << 20  # a smaller file needs no disk
+_COPY_IN_MEMORY_BYTES = 32 << 20  # the copy of a smaller file is in memory, not on a disk
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
-_VALUE_BYTES = 64  # of a short value in Python
+_VALUE_BYTES = 64  # size of a short value in Python
 _HEADER_BYTES = (8 << 10, 1 << 20, 16 << 20)  # lengths to try; the last is Arrow's limit for a page header
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # `PageType`
@@ -65,7 +64,7 @@ _BYTE_ARRAY = "BYTE_ARRAY"
 # Skipped types of Thrift -> bytes of a value; -1 for a value that begins with its length.
 _SKIPPED = {1: 0, 2: 0, 3: 1, 7: 8, 8: -1}
 _MAX_DEPTH = 4
-_CODECS = {"LZ4": "lz4_raw"}  # Arrow's name of a codec, where it is not that of the format
+_CODECS = {"LZ4": "lz4_raw"}  # name of a codec in the format -> its name in Arrow, if that differs
 
 
 @dataclass
@@ -103,7 +102,7 @@ def batches(
       groups: numbers of the row groups to decode; None for all.
 
     Raises:
-      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
+      pa.ArrowException, UnicodeDecodeError: the file is not Parquet, is damaged, or exceeds a limit.
       OSError: the file cannot be read.
     """
     for batch in _encoded_batches(stream, columns, rows, groups):
@@ -111,7 +110,7 @@ def batches(
 
 
 def rows_of(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a file as Python values; see `batches`. A value of a dictionary is converted once a batch."""
+    """Yields the rows of a file as Python values; see `batches`. It converts a dictionary only once per batch."""
     for batch in _encoded_batches(stream, columns, rows, None):
         for values in zip(*map(_to_pylist, batch.columns), strict=True):
             yield dict(zip(batch.schema.names, values, strict=True))
@@ -120,13 +119,14 @@ def rows_of(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 
 def _encoded_batches(
     stream: BinaryIO, columns: Sequence[str] | None, rows: int, groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
-    # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
-    # soon after abort ("terminate called").
+    """Yields batches as `batches` does, without decoding the dictionaries of the columns."""
+    # Without a buffer, a complete column chunk is read at once. With Arrow's threads, about half of the processes that
+    # exit soon afterwards abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
     groups = range(file.metadata.num_row_groups) if groups is None else groups
     sizes = _measure_columns(stream, file.metadata, columns, groups)
     if any(column.values for column in sizes) and not any(file.metadata.row_group(group).num_rows for group in groups):
-        raise pa.ArrowInvalid("its pages hold values, and it has no row")
+        raise pa.ArrowInvalid("its pages contain values, but it has no rows")
     rows = rows or _rows_at_once(sizes)
     return file.iter_batches(rows, row_groups=list(groups), columns=columns, use_threads=False)
 
@@ -137,7 +137,7 @@ def _to_pylist(column: pa.Array) -> list[Any]:
     values = column.dictionary.to_pylist()
     indices = column.indices.to_pylist()
     if any(index is not None and not 0 <= index < len(values) for index in indices):  # Arrow does not check this
-        raise pa.ArrowInvalid(f"a dictionary of {len(values)} values has no value for an index of the column")
+        raise pa.ArrowInvalid(f"the column has an index outside of its dictionary of {len(values)} values")
     return [None if index is None else values[index] for index in indices]
 
 
@@ -171,7 +171,7 @@ def table_batches(
         size += batch.nbytes
         if size > allowed:
             length = stream.seek(0, os.SEEK_END)
-            raise pa.ArrowInvalid(f"its {length} bytes unpack to more than {allowed}; it is refused")
+            raise pa.ArrowInvalid(f"its {length} bytes unpack to more than the limit of {allowed}")
         yield batch
 
 
@@ -181,7 +181,7 @@ def _measure_columns(
     """Returns the sizes of the columns, in some row groups, or in all.
 
     Raises:
-      pa.ArrowInvalid: the file is damaged, or over a limit.
+      pa.ArrowInvalid: the file is damaged, or exceeds a limit.
     """
     size = stream.seek(0, os.SEEK_END)
     column_sizes = []
@@ -195,11 +195,11 @@ def _measure_columns(
             _measure_chunk(stream, chunk, column, _PAGE_BYTES + _PAGE_RATIO * size, column_size)
         if not column.max_repetition_level:
             _check(f"column {column.path} has", column_size.values, _VALUES + _VALUES_RATIO * size, "values")
-        else:  # one row may have all of them
+        else:  # a single row may contain all values
             _check(f"column {column.path} has", column_size.bytes, _TABLE_BYTES + _TABLE_RATIO * size, "bytes in lists")
             column_size.value_bytes = _VALUE_BYTES
         column_sizes.append(column_size)
-    page_bytes = sum(one.page_bytes for one in column_sizes)
+    page_bytes = sum(column_size.page_bytes for column_size in column_sizes)
     _check("the largest pages of all columns have", page_bytes, _PAGE_BYTES + _PAGE_RATIO * size, "bytes")
     return column_sizes
 
@@ -211,7 +211,7 @@ def _check(subject: str, count: int, allowed: int, unit: str) -> None:
 
 def _measure_chunk(stream: BinaryIO, chunk: Any, column: Any, allowed: int, column_size: _ColumnSize) -> None:
     """Adds the pages of one column in one row group to its size."""
-    longest = fixed = column.length  # 0, unless the schema gives all values one length
+    longest = fixed = column.length  # 0 unless the schema defines one length for all values
     for page in _pages(stream, chunk):
         _check(f"column {column.path} has", page.bytes, allowed, "bytes in a page")
         if page.kind == _DICTIONARY:
@@ -221,7 +221,7 @@ def _measure_chunk(stream: BinaryIO, chunk: Any, column: Any, allowed: int, colu
         elif page.encoding in _DICTIONARY_ENCODINGS:
             column_size.add(page.values, page.bytes, longest)
         elif page.encoding == _PREFIX_ENCODING:
-            column_size.add(page.values, page.bytes, page.bytes)
+            column_size.add(page.values, page.bytes, page.bytes)  # one value may share the complete page
         else:
             column_size.add(page.values, page.bytes, max(fixed, -(-page.bytes // max(1, page.values))))
 
@@ -237,7 +237,7 @@ class _Page:
 
 
 def _pages(stream: BinaryIO, chunk: Any) -> Iterator[_Page]:
-    """Yields the pages that Arrow reads of a column in a row group."""
+    """Yields the pages of a column in a row group that Arrow reads."""
     offset = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
         offset = chunk.dictionary_page_offset
@@ -247,7 +247,7 @@ def _pages(stream: BinaryIO, chunk: Any) -> Iterator[_Page]:
     while offset < end and values < chunk.num_values:
         header, length = _page_header(stream, offset)
         kind = _number(header, 1)
-        type_header = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
+        type_header = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))  # ids in `parquet.thrift`
         fields = type_header if isinstance(type_header, dict) else {}
         has_values = kind in (_DATA, _DATA_V2)
         page = _Page(
@@ -266,9 +266,9 @@ def _pages(stream: BinaryIO, chunk: Any) -> Iterator[_Page]:
         offset = page.start + page.packed_bytes
 
 
-def _number(fields: dict[int, Any], number: int) -> int:
-    value = fields.get(number)
-    return value if isinstance(value, int) else -1
+def _number(fields: dict[int, Any], field_id: int) -> int:
+    value = fields.get(field_id)
+    return value if isinstance(value, int) else -1  # -1: missing, or of another type
 
 
 def _page_header(stream: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
@@ -278,7 +278,7 @@ def _page_header(stream: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
         content = io.BytesIO(stream.read(length))
         with contextlib.suppress(EOFError):
             return _structure(content, 0), content.tell()
-    raise pa.ArrowInvalid(f"the header of the page at byte {offset} is damaged, or cut short")
+    raise pa.ArrowInvalid(f"the header of the page at byte {offset} is damaged or truncated")
 
 
 def _longest_text(stream: BinaryIO, page: _Page, compression: str) -> int:
@@ -304,42 +304,42 @@ def _structure(content: BinaryIO, depth: int) -> dict[int, Any]:
 
     Raises:
       EOFError: the content ends inside the structure.
-      pa.ArrowInvalid: the content is no such structure.
+      pa.ArrowInvalid: the content is not such a structure.
     """
     fields: dict[int, Any] = {}
-    number = 0
-    while head := _byte(content):
-        number = number + (head >> 4) if head >> 4 else _signed(content)
-        number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # 16 bits, as Thrift takes them
-        fields[number] = _value(content, head & 15, depth)
+    field_id = 0
+    while field_header := _read_byte(content):
+        field_id = field_id + (field_header >> 4) if field_header >> 4 else _read_signed(content)
+        field_id = (field_id + (1 << 15)) % (1 << 16) - (1 << 15)  # wraps at 16 bits, as in Thrift
+        fields[field_id] = _read_value(content, field_header & 15, depth)
     return fields
 
 
-def _value(content: BinaryIO, kind: int, depth: int) -> Any:
-    if kind == 5:  # 32 bits, as all numbers of the header
-        return _signed(content)
-    if kind in (4, 6):  # 16 and 64 bits, as counts of the statistics
-        while _byte(content) > 127:
+def _read_value(content: BinaryIO, kind: int, depth: int) -> Any:
+    if kind == 5:  # 32 bits: all numbers of the header
+        return _read_signed(content)
+    if kind in (4, 6):  # 16 and 64 bits: counts of the statistics
+        while _read_byte(content) > 127:
             pass
         return None
     if kind == 12 and depth < _MAX_DEPTH:
         return _structure(content, depth + 1)
     if kind not in _SKIPPED:
         raise pa.ArrowInvalid(f"the header of a page has a field of type {kind}")
-    length = _unsigned(content) if _SKIPPED[kind] < 0 else _SKIPPED[kind]
+    length = _read_unsigned(content) if _SKIPPED[kind] < 0 else _SKIPPED[kind]
     if length and len(content.read(length)) < length:
         raise EOFError
     return None
 
 
-def _signed(content: BinaryIO) -> int:
-    value = _unsigned(content)
+def _read_signed(content: BinaryIO) -> int:
+    value = _read_unsigned(content)  # zigzag: 0, -1, 1, -2 are stored as 0, 1, 2, 3
     return (value >> 1) ^ -(value & 1)
 
 
-def _unsigned(content: BinaryIO) -> int:
-    value = shift = 0
-    while (byte := _byte(content)) > 127:
+def _read_unsigned(content: BinaryIO) -> int:
+    value = shift = 0  # seven bits in each byte, the lowest first
+    while (byte := _read_byte(content)) > 127:
         value |= (byte & 127) << shift
         shift += 7
         if shift > 28:
@@ -350,7 +350,7 @@ def _unsigned(content: BinaryIO) -> int:
     return value
 
 
-def _byte(content: BinaryIO) -> int:
+def _read_byte(content: BinaryIO) -> int:
     byte = content.read(1)
     if not byte:
         raise EOFError
@@ -359,7 +359,7 @@ def _byte(content: BinaryIO) -> int:
 
 @contextlib.contextmanager
 def open_random(path: str) -> Iterator[BinaryIO]:
-    """Yields a stream of a file for random access: of a remote file a copy, because there each access is a request.
+    """Yields a stream of a file for random access; copies a remote file first, because each access would be a request.
 
     Raises:
       DiskError: there is no room for a temporary copy of a large file.
@@ -369,13 +369,13 @@ def open_random(path: str) -> Iterator[BinaryIO]:
         if not storage.is_remote(path):
             yield source
             return
-        start = source.read(_COPY_IN_MEMORY_BYTES)
-        if len(start) < _COPY_IN_MEMORY_BYTES:
-            yield io.BytesIO(start)
+        first_block = source.read(_COPY_IN_MEMORY_BYTES)
+        if len(first_block) < _COPY_IN_MEMORY_BYTES:
+            yield io.BytesIO(first_block)
             return
         problem = f"no temporary copy of {path} can be made"
         with temporary_file(problem) as copy:
-            for block in itertools.chain([start], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
+            for block in itertools.chain([first_block], iter(lambda: source.read(_COPY_IN_MEMORY_BYTES), b"")):
                 with temporary_errors(problem):
                     copy.write(block)
             copy.seek(0)

@@ -193,10 +193,10 @@ def make_row(
 
 
 def _run(batches: Any, train: Train, steps: int, epochs: int, add: Callable[..., None]) -> list[Epoch]:
-    from trainer.training.callbacks import WaitMeter, timed
+    from trainer.training.callbacks import WaitMeter, measure_waits
 
     meter = WaitMeter()
-    iterator = iter(timed(batches, meter))
+    iterator = iter(measure_waits(batches, meter))
     found: list[Epoch] = []
     for number in range(1, epochs + 1):
         found.append(training.run_epoch(iterator, meter.take, train, steps))

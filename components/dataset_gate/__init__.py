@@ -1,1 +1,1 @@
-"""A gate that stops the pipeline when the dataset is unfit for training."""
+"""The gate, which stops a pipeline when its dataset crosses a limit."""

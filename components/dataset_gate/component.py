@@ -1,6 +1,6 @@
-"""DatasetGate: stops the pipeline when the dataset is unfit for training; ExampleValidator only records anomalies.
+"""DatasetGate: stops the pipeline when the dataset crosses a limit; ExampleValidator only records anomalies.
 
-The executor runs the checks, and raises an error for findings unless the mode of the gate is `report`.
+The executor runs the checks, and raises an error if there are findings, unless the mode of the gate is `report`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERDICT_KEY = "verdict"
 LIMITS_KEY = "limits"
 CODE_KEY = "code"
 VERDICT_NAME = "verdict.json"
-_ANOMALIES_NAME = "SchemaDiff.pb"  # as ExampleValidator writes it
+_ANOMALIES_NAME = "SchemaDiff.pb"  # file name of ExampleValidator
 _NAME_LENGTH = 12  # hex digits of a digest, enough to distinguish the datasets of a pipeline
 
 
@@ -56,25 +56,25 @@ class Executor(base_executor.BaseExecutor):
             dataset = stack.enter_context(open_dataset(examples.uri))
             if examples.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):
                 raise DatasetChanged(
-                    f"another dataset was published in {examples.uri} since this run, or its compiled file, knew it; "
+                    f"another dataset was published in {examples.uri} since this run, or its compilation, began; "
                     "run, or compile, the pipeline again"
                 )
-            baseline, reasons = load_baseline(stack, input_dict.get(BASELINE_KEY) or [], examples)
+            baseline, baseline_notes = load_baseline(stack, input_dict.get(BASELINE_KEY) or [], examples)
             outcome = check_dataset(dataset, anomalies, limits, baseline)
-        notes = (*reasons, *outcome.notes)
+        notes = (*baseline_notes, *outcome.notes)
         for note in notes:
             logging.info("dataset gate: %s", note)
-        count, lines = plural(len(outcome.findings), "problem"), [f"  - {finding}" for finding in outcome.findings]
-        values = verdict(dataset, anomalies, limits, outcome, notes)
+        problems, lines = plural(len(outcome.findings), "problem"), [f"  - {finding}" for finding in outcome.findings]
+        verdict_values = verdict(dataset, anomalies, limits, outcome, notes)
         for remark in outcome.remarks:
             logging.info("dataset gate: %s", remark)
         if outcome.findings and limits.mode == "stop":
             lines += [f"  and {plural(len(outcome.remarks), 'remark')}, in the report"] * bool(outcome.remarks)
-            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, lines)
+            raise GateFailed(f"the dataset gate found {problems}, the pipeline stops here:", verdict_values, lines)
         if outcome.findings:
-            logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(lines))
+            logging.warning("the dataset gate found %s, its mode is report:\n%s", problems, strings.lines(lines))
         artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])
-        storage.write_bytes(storage.join(artifact.uri, VERDICT_NAME), json.dumps(values, indent=2).encode())
+        storage.write_bytes(storage.join(artifact.uri, VERDICT_NAME), json.dumps(verdict_values, indent=2).encode())
         artifact.set_string_custom_property(DIGEST_KEY, dataset.manifest.digest)
         artifact.set_int_custom_property(FINDINGS_KEY, len(outcome.findings))
 
@@ -115,12 +115,12 @@ def load_baseline(
     """Reads the previous dataset.
 
     Args:
-      stack: closes the rows of the previous dataset.
-      artifacts: the previous dataset, or empty.
-      examples: the dataset of this run.
+      stack: exit stack that closes the database of the previous dataset.
+      artifacts: artifact of the previous dataset, or empty.
+      examples: artifact of the dataset of this run.
 
     Returns:
-      the baseline, and the reasons if there is none: old datasets may be deleted, which must not stop a pipeline.
+      the baseline and no note, or None and a note with the reason: a deleted old dataset must not stop a pipeline.
     """
     if not artifacts:
         return None, ("drift was not measured: there is no earlier dataset",)
@@ -136,13 +136,13 @@ def load_baseline(
 
 
 class DatasetGateSpec(types.ComponentSpec):
-    """Wiring of DatasetGate."""
+    """Parameters, inputs and outputs of DatasetGate."""
 
     PARAMETERS = {LIMITS_KEY: ExecutionParameter(type=str), CODE_KEY: ExecutionParameter(type=str, optional=True)}
     INPUTS = {
         EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
         ANOMALIES_KEY: ChannelParameter(type=standard_artifacts.ExampleAnomalies),
-        # Empty in the first run.
+        # Has no artifact in the first run.
         BASELINE_KEY: ChannelParameter(type=standard_artifacts.Examples, optional=True),
     }
     OUTPUTS = {VERDICT_KEY: ChannelParameter(type=DatasetVerdict)}
@@ -162,7 +162,7 @@ class DatasetGate(base_component.BaseComponent):
       trainer.add_upstream_node(gate)
 
     Outputs:
-      verdict: `DatasetVerdict`, if the dataset passed or the mode is `report`.
+      verdict: `DatasetVerdict`, written if the dataset passed or the mode is `report`.
     """
 
     SPEC_CLASS = DatasetGateSpec
@@ -182,7 +182,7 @@ class DatasetGate(base_component.BaseComponent):
           examples: a Feedline dataset.
           anomalies: output of ExampleValidator for this dataset.
           limits: limits and mode of the gate.
-          baseline_examples: the previous dataset, output of `previous_examples`; None for no drift check.
+          baseline_examples: the previous dataset, output of `previous_examples`; None skips the drift check.
           code: version of the code, a part of the cache key.
         """
         values = {

@@ -1,11 +1,11 @@
 """Drift from a baseline and skew between splits: features of a dataset, and distances between their distributions.
 
-A feature has one or several values per image, from the image table: a query of a database, because the values of all
-images may not fit in memory. Distances are computed from counts, and compared with the distance that random sampling
-can cause.
+A feature has one or several values per image, which a query selects from the image table in a database: the values of
+all images may not fit in memory. Distances are computed from counts, and compared with the distance that random
+sampling can cause.
 
-L-infinity, for categories: the largest difference of the shares of one category, 0-1. Jensen-Shannon, for numbers: see
-`beam_jobs.dataset.divergence`.
+The L-infinity distance, for categories, is the largest difference of the shares of a category, 0-1. For the
+Jensen-Shannon distance, for numbers, see `beam_jobs.dataset.divergence`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Feature:
     """A feature of the images of a dataset.
 
     Attributes:
-      query: selects `value`, a number (NaN for an image without a value) or a text, of the images of `$split`, and
-        their `row` and `unit`.
+      query: SQL that selects `row`, `unit` and `value` of the images of `$split`. The value is a number, NaN for an
+        image without a value, or a text.
       is_number: whether the values are numbers.
-      column: user column that the query selects as `$column`; None for another feature.
-      is_single: whether each image has one value; it may have several otherwise.
+      column: user column, the parameter `$column` of the query; None if the feature is not a user column.
+      is_single: whether each image has exactly one value.
     """
 
     query: str
@@ -45,19 +45,19 @@ class Feature:
     is_single: bool = True
 
     def as_categories(self) -> Feature:
-        """Returns the feature with each distinct number as a category."""
+        """Returns the feature with its numbers converted to categories; a categorical feature is unchanged."""
         if not self.is_number:
             return self
         return replace(self, query=_NUMBERS_AS_TEXTS.format(query=self.query, missing=_MISSING), is_number=False)
 
 
 _MISSING = f"'{MISSING}'"
-_NUMBERS = {
+_NUMBERS = {  # name of the feature in the settings -> SQL expression
     "short_side": "least(height, width)::DOUBLE",
     "aspect_ratio": "width::DOUBLE / height",
     "bytes": "bytes::DOUBLE",
 }
-_CHANNEL_NUMBERS = {
+_CHANNEL_NUMBERS = {  # as above, for datasets with channel statistics
     "brightness": "(mean_rgb[1]::DOUBLE + mean_rgb[2] + mean_rgb[3]) / 3",
     **{f"mean_{colour}": f"mean_rgb[{index}]::DOUBLE" for index, colour in enumerate(("red", "green", "blue"), 1)},
 }
@@ -81,7 +81,7 @@ _COLUMNS = (
     *("key", "split", "shard", "group", "cluster", "near", "sha256", "label", "annotations", "extra", "format"),
     *("height", "width", "source_height", "source_width", "bytes", "dhash", "mean_rgb", "var_rgb"),
 )
-# Images of one group, near cluster or content share a unit.
+# `unit` is the hash of the group, near cluster or exact copies of an image, else of its key.
 _IMAGES = """
     CREATE TABLE images AS SELECT * EXCLUDE (annotations, extra, shard)
             REPLACE (coalesce(key, '') AS key, coalesce(format, '') AS format, coalesce(label, '') AS label),
@@ -100,8 +100,8 @@ class GateDataset:
 
     Attributes:
       manifest: `dataset.json`.
-      database: the rows of the image table without those of dropped copies, as the table `images`, and
-        the tables `columns` and `labels` of `lookup.open_images`.
+      database: database with the table `images`, the rows of the image table without dropped copies, and with the
+        tables `columns` and `labels` of `lookup.open_images`.
     """
 
     manifest: Manifest
@@ -114,12 +114,12 @@ class GateDataset:
 
     @property
     def has_channel_statistics(self) -> bool:
-        """Whether the images have mean and variance of the channels."""
+        """Whether the dataset has the means and variances of the channels."""
         return self.manifest.channels is not None
 
     @functools.cached_property
     def features(self) -> dict[str, Feature]:
-        """The features by name."""
+        """The features of the dataset, by full name."""
         result = {IMAGE_PREFIX + "format": Feature(query=_IMAGE_VALUE.format(value="format"), is_number=False)}
         if self.manifest.label_kind != "none":
             is_single = self.manifest.label_kind == "single"
@@ -135,14 +135,14 @@ class GateDataset:
 
     @functools.cached_property
     def effective_sizes(self) -> dict[str, float]:
-        """The effective number of independent images of each split."""
+        """Split -> effective number of independent images."""
         query = "SELECT unit FROM images WHERE split = $split"
         return {split: Values(self.database, query, {"split": split}).effective_size() for split in self.splits}
 
 
 @contextlib.contextmanager
 def open_dataset(directory: str) -> Iterator[GateDataset]:
-    """Yields a published dataset, whose rows are in a database until the end of the block.
+    """Yields a published dataset with its rows in a database, which is closed at the end of the block.
 
     Raises:
       SourceError: the directory is not a published dataset.
@@ -154,19 +154,19 @@ def open_dataset(directory: str) -> Iterator[GateDataset]:
         database.run("DROP TABLE rows")
         counts = dict(zip(*database.query(_SPLIT_COUNTS).to_pydict().values(), strict=True))
         if counts != {name: info.records for name, info in dataset.splits.items()}:
-            raise CorruptDataset(f"the rows of {directory} are not those of its splits; write the dataset again")
+            raise CorruptDataset(f"the image table of {directory} does not match its splits; write the dataset again")
         yield GateDataset(dataset, database)
 
 
 L_INFINITY = "l_infinity"
 JENSEN_SHANNON = "jensen_shannon"
 
-_DRAWS = 199  # a further draw exceeds their maximum with a probability of 1/200
-_MAX_CATEGORIES = 1000  # in a draw; the largest difference by sampling is that of a frequent category
+_DRAWS = 199  # number of random draws; a further draw exceeds their maximum with a probability of 1/200
+_MAX_CATEGORIES = 1000  # number of categories in a draw; sampling causes the largest difference in a frequent one
 
 
 def l_infinity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the L-infinity distance of shares along the last axis."""
+    """Returns the L-infinity distance between two arrays of shares, along the last axis."""
     return np.abs(one - other).max(axis=-1)
 
 
@@ -176,8 +176,8 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[float, float]) -> float:
-    """Returns the largest value of a measure in 199 pairs of random samples of one population.
+def sampling_value(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[float, float]) -> float:
+    """Returns the largest value of a measure in 199 pairs of random samples from one population.
 
     The population is both samples together. The seed is fixed, so that equal counts give equal results.
 
@@ -189,12 +189,12 @@ def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[floa
     """
     population = shares(one + other)
     frequent = np.argsort(-population, kind="stable")[:_MAX_CATEGORIES]
-    probabilities = np.append(population[frequent], max(0.0, 1 - population[frequent].sum()))
+    probabilities = np.append(population[frequent], max(0.0, 1 - population[frequent].sum()))  # last: the others
     probabilities = probabilities / probabilities.sum()
     random = np.random.default_rng(0)
     counts = [max(1, round(size)) for size in sizes]
-    first, second = (random.multinomial(count, probabilities, _DRAWS) / count for count in counts)
-    return float(MEASURES[measure](first[:, :-1], second[:, :-1]).max())
+    one_shares, other_shares = (random.multinomial(count, probabilities, _DRAWS) / count for count in counts)
+    return float(MEASURES[measure](one_shares[:, :-1], other_shares[:, :-1]).max())
 
 
 _CATEGORIES = """
@@ -214,12 +214,12 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Side:
-    """A split of a dataset in a comparison.
+    """One of the two splits in a comparison.
 
     Attributes:
-      dataset: the dataset.
+      dataset: dataset of the split.
       split: name of the split.
-      name: name in findings.
+      name: name of the split, or of its dataset, in findings.
     """
 
     dataset: GateDataset
@@ -238,32 +238,32 @@ class Side:
         return self.values(feature).effective_size()
 
 
-# Without their type the parameters would make it a division of 128 bits, which takes 200 times as long.
+# A parameter without a type would result in a division of 128-bit numbers, which takes 200 times as long.
 _UNITS = "SELECT unit FROM ({query}) WHERE unit % $parts::UBIGINT = $part::UBIGINT"
 _COUNT = "SELECT count(*) FROM ({query})"
-_UNITS_AT_ONCE = 2_000_000  # 8 bytes each, and their order; a query that groups them takes more memory
+_UNITS_PER_QUERY = 2_000_000  # sorted in memory, 8 bytes each; GROUP BY in the database would take more memory
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a feature in a split: the query of a database, with its parameters."""
+    """The values of a feature in a split, selected by a database query with parameters."""
 
     database: Database
     query: str
     parameters: Mapping[str, object]
 
     def numbers(self) -> np.ndarray:
-        """Returns the numbers, float64[values], in ascending order, NaN last."""
+        """Returns the values of a number, float64[values], in ascending order, NaN last."""
         return self.database.sorted_numbers(f"SELECT value FROM ({self.query})", **self.parameters)  # noqa: S608 - ours
 
     def effective_size(self) -> float:
         """Returns the effective number of independent images: (sum of weights)^2 / sum of squared weights.
 
-        The weight of a unit is the number of its values: frames of one video, or copies of one image, add little
-        information. Source: L. Kish, "Survey Sampling" (1965).
+        The weight of a unit is the number of its values, because the frames of a video, or copies of an image, are not
+        independent. Source: L. Kish, "Survey Sampling" (1965).
         """
         total = squares = 0.0
-        parts = 1 + self.database.number(_COUNT.format(query=self.query), **self.parameters) // _UNITS_AT_ONCE
+        parts = 1 + self.database.number(_COUNT.format(query=self.query), **self.parameters) // _UNITS_PER_QUERY
         for part in range(parts):
             query = _UNITS.format(query=self.query)
             units = np.sort(self.database.column(query, parts=parts, part=part, **self.parameters))
@@ -272,27 +272,27 @@ class Values:
         return float(total**2 / squares)
 
     def count(self, table: str) -> None:
-        """Creates a table of the distinct values: `value`, `n` images, and `row`, the first of them."""
+        """Creates a table of the distinct values: `value`, its number of images `n`, and `row`, the first of them."""
         self.database.run(_CATEGORIES.format(table=table, values=self.query), **self.parameters)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A comparison, and a text about the largest difference."""
+    """A comparison, and the largest difference as text."""
 
     comparison: Comparison
     difference: str
 
 
 def skew(dataset: GateDataset, limits: GateLimits) -> Iterator[Result]:
-    """Compares the first split with each of the others."""
-    first, *others = dataset.splits
-    for split in others:
-        yield from compare("skew", Side(dataset, first, first), Side(dataset, split, split), limits)
+    """Yields the comparisons of the first split with each other split."""
+    first_split, *later_splits = dataset.splits
+    for split in later_splits:
+        yield from compare("skew", Side(dataset, first_split, first_split), Side(dataset, split, split), limits)
 
 
 def drift(dataset: GateDataset, baseline: GateDataset, name: str, limits: GateLimits) -> Iterator[Result]:
-    """Compares every split with the split of the same name of the previous dataset.
+    """Yields the comparisons of every split with the split of the same name of the previous dataset.
 
     Args:
       dataset: the dataset of this run.
@@ -306,23 +306,23 @@ def drift(dataset: GateDataset, baseline: GateDataset, name: str, limits: GateLi
 
 
 def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterator[Result]:
-    """Compares the features that both sides have, and the user columns that one of them has.
+    """Yields the comparisons of the features of both sides, and of the user columns of at least one side.
 
-    The limit of a comparison is the sum of that of the settings and the value that random sampling can cause. Random
-    samples of 30 images differ much more than samples of 100,000; with the sum, one setting suits both.
+    The limit of a comparison is the sum of the limit in the settings and of the value that random sampling can cause.
+    Random samples of 30 images differ much more than samples of 100,000; with the sum, one setting suits both.
     """
-    for name in _feature_names(baseline.dataset, side.dataset):
+    for name in _compared_features(baseline.dataset, side.dataset):
         one, other = (dataset.features.get(name, _ALL_MISSING) for dataset in (baseline.dataset, side.dataset))
         is_number = one.is_number and other.is_number
         if not is_number:
             one, other = one.as_categories(), other.as_categories()
         names = (baseline.name, "this dataset" if kind == "drift" else side.name)
         values = (baseline.values(one), side.values(other))
-        first, second, difference = (_compare_numbers if is_number else _compare_categories)(*values, names)
+        counts, other_counts, difference = (_compare_numbers if is_number else _compare_categories)(*values, names)
         measure = JENSEN_SHANNON if is_number else L_INFINITY
-        value = float(MEASURES[measure](shares(first), shares(second)))
+        value = float(MEASURES[measure](shares(counts), shares(other_counts)))
         sizes = (baseline.effective_size(one), side.effective_size(other))
-        sampling_value = sampling(measure, first, second, sizes)
+        by_sampling = sampling_value(measure, counts, other_counts, sizes)
         limit = limits.limit_of(kind, measure, name)
         yield Result(
             Comparison(
@@ -332,8 +332,8 @@ def compare(kind: str, baseline: Side, side: Side, limits: GateLimits) -> Iterat
                 feature=name,
                 measure=measure,
                 value=value,
-                limit=min(1.0, limit + sampling_value),
-                sampling=sampling_value,
+                limit=min(1.0, limit + by_sampling),
+                sampling=by_sampling,
             ),
             difference,
         )
@@ -354,17 +354,17 @@ def make_finding(result: Result, limits: GateLimits) -> Finding:
     )
 
 
-def _feature_names(one: GateDataset, other: GateDataset) -> list[str]:
-    shared = [name for name in other.features if name in one.features]
-    columns = sorted({*one.features, *other.features}.difference(shared))
-    return shared + [name for name in columns if name.startswith(EXTRA_PREFIX)]
+def _compared_features(one: GateDataset, other: GateDataset) -> list[str]:
+    shared_names = [name for name in other.features if name in one.features]
+    other_names = sorted({*one.features, *other.features}.difference(shared_names))
+    return shared_names + [name for name in other_names if name.startswith(EXTRA_PREFIX)]
 
 
 def _compare_numbers(one: Values, other: Values, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns the counts of both sides in common bins, and their medians as text."""
     values = (one.numbers(), other.numbers())
     edges = common_edges(*map(finite_part, values))
-    medians = ", ".join(f"{name} {_median(side)}" for name, side in zip(names, values, strict=True))
+    medians = ", ".join(f"{name} {_median_text(side)}" for name, side in zip(names, values, strict=True))
     return histogram(values[0], edges), histogram(values[1], edges), f"median: {medians}"
 
 
@@ -377,15 +377,15 @@ def _compare_categories(one: Values, other: Values, names: tuple[str, str]) -> t
         database.run("DROP TABLE IF EXISTS second_categories")
         database.insert_all("second_categories", other.database.tables("SELECT * FROM second_categories"))
     database.run(_PAIRED_CATEGORIES)
-    first = database.column("SELECT first FROM categories ORDER BY number")
-    second = database.column("SELECT second FROM categories ORDER BY number")
-    before, after = shares(first), shares(second)
-    index = int(np.abs(before - after).argmax())
+    counts = database.column("SELECT first FROM categories ORDER BY number")
+    other_counts = database.column("SELECT second FROM categories ORDER BY number")
+    one_shares, other_shares = shares(counts), shares(other_counts)
+    index = int(np.abs(one_shares - other_shares).argmax())
     (category,) = database.query("SELECT name FROM categories WHERE number = $n", n=index + 1)["name"].to_pylist()
-    return first, second, f"{category}: {names[0]} {before[index]:.1%}, {names[1]} {after[index]:.1%}"
+    return counts, other_counts, f"{category}: {names[0]} {one_shares[index]:.1%}, {names[1]} {other_shares[index]:.1%}"
 
 
-def _median(values: np.ndarray) -> str:
+def _median_text(values: np.ndarray) -> str:
     finite = finite_part(values)
     if not len(finite):
         return "none"

@@ -1,4 +1,4 @@
-"""The limits of the gate and their validation, the names of features, findings and remarks."""
+"""The limits of the gate and their validation, the names of features, and the results of the gate."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from beam_jobs.errors import OptionError
 
 FINDINGS_KEY = "findings"  # property of a `DatasetVerdict`: the number of findings
 IMAGE_PREFIX = "image/"
-CLASS = "image/class/text"
-MISSING = "(missing)"  # category of images without a value
-_NUMBERS = ("short_side", "aspect_ratio", "bytes", "brightness", "mean_red", "mean_green", "mean_blue")
-FACTS = ("class", "format", *_NUMBERS)  # names in settings
+CLASS = "image/class/text"  # full name of the feature `class`
+MISSING = "(missing)"  # category of images without a value of a feature
+_NUMERIC_FACTS = ("short_side", "aspect_ratio", "bytes", "brightness", "mean_red", "mean_green", "mean_blue")
+FACTS = ("class", "format", *_NUMERIC_FACTS)  # names of features in the settings, besides user columns
 
 
 def is_feature(name: object) -> bool:
-    """Returns whether a name in the settings may be that of a feature."""
+    """Returns whether a name in the settings is the name of a fact or may be that of a user column."""
     if not isinstance(name, str):
         return False
     return name in {*FACTS, *map(full_name, FACTS)} or (name.startswith(EXTRA_PREFIX) and name != EXTRA_PREFIX)
 
 
 def full_name(name: str) -> str:
-    """Returns the name of a feature for its name in the settings: `image/brightness` for `brightness`."""
+    """Returns the full name of a feature, such as `image/brightness`, for its name in the settings, `brightness`."""
     if name == "class":
         return CLASS
     return IMAGE_PREFIX + name if name in FACTS else name
 
 
 def short_name(name: str) -> str:
-    """Returns the name in the settings of a feature."""
+    """Returns the name of a feature in the settings, such as `brightness` for `image/brightness`."""
     return "class" if name == CLASS else name.removeprefix(IMAGE_PREFIX)
 
 
@@ -47,40 +47,40 @@ KINDS = ("drift", "skew")
 
 @checked_dataclass(frozen=True, kw_only=True, config=STRICT)
 class GateLimits(Options):
-    """What a dataset may be before the pipeline stops.
+    """Limits of a dataset, beyond which the pipeline stops.
 
-    The limits of drift and skew are what a measure may exceed of what sampling alone would give; see
-    `drift_and_skew.compare`. Both measures end at 1, so a limit of 1 never stops.
+    A limit of drift or skew is the amount by which a measure may exceed the value that random sampling can cause; see
+    `drift_and_skew.compare`. The maximum of both measures is 1, so a limit of 1 turns the check off.
 
     Attributes:
-      mode: `stop` ends the pipeline when a limit is crossed, `report` writes and logs what was found and goes on.
-      max_anomalies: features that ExampleValidator may find wrong in a split.
-      max_reject_ratio: rejected share of the images that were found, 0-1. 1 is off: the ingest has a limit of its own.
-      max_leaks: images whose exact copy is in another split.
-      max_group_leaks: groups, and sets of near duplicates that the ingest grouped, that lie in several splits.
-      near_leaks: whether to search for near duplicates across splits; off, because the search costs.
-      max_near_leaks: images of later splits that look like one of an earlier split.
-      near_distance: bits of 64 in which the perceptual hashes of near duplicates may differ, 0-8.
-      allow_missing_classes: whether a class may have no image, or none in the first split.
-      require_all_classes: whether the other splits must hold every class of the first; off, because small splits of
-        rare classes do not.
-      min_images_per_class: images of every class in the first split.
-      max_imbalance: images of the largest class for one of the smallest, in the first split; 0 is off.
-      min_side_px: short side in pixels, of the source and of the stored image, under which an image counts as of low
+      mode: `stop` ends the pipeline when a limit is crossed; `report` writes and logs the findings and continues.
+      max_anomalies: maximum number of anomalous features of a split, as found by ExampleValidator.
+      max_reject_ratio: maximum rejected share of the images of the source, 0-1. 1 is off: the ingest has its own limit.
+      max_leaks: maximum number of images with an exact copy in another split.
+      max_group_leaks: maximum number of groups, and of grouped sets of near duplicates, with images in several splits.
+      near_leaks: whether to search for near duplicates in different splits; off by default, because the search is slow.
+      max_near_leaks: maximum number of images that are near duplicates of an image in an earlier split.
+      near_distance: maximum number of different bits, of 64, in the perceptual hashes of near duplicates, 0-8.
+      allow_missing_classes: whether a class may have no image, or no image in the first split.
+      require_all_classes: whether the other splits need every class of the first; off by default, because a small split
+        may have no image of a rare class.
+      min_images_per_class: minimum number of images of each class in the first split.
+      max_imbalance: maximum ratio of the largest to the smallest class in the first split; 0 is off.
+      min_side_px: minimum short side in pixels, of the source and of the stored image; smaller images have a low
         resolution; 0 is off.
-      max_low_resolution_ratio: share of such images in a split, 0-1.
-      blank_variance: variance of the levels 0-255 under which an image counts as blank if no channel has more; 0 is
-        off. 0.25 is a standard deviation of half a level, less than a photograph of clear sky has.
-      max_blank_ratio: share of blank images in a split, 0-1.
-      max_drift_l_infinity: of categories, between a split and the same split of the dataset before, 0-1.
-      max_drift_jensen_shannon: of numbers, between the same.
-      drift_limits: feature -> limit that takes the place of these two.
-      max_skew_l_infinity: of categories, between the first split and another one, 0-1.
-      max_skew_jensen_shannon: of numbers, between the same.
-      skew_limits: feature -> limit that takes the place of these two.
+      max_low_resolution_ratio: maximum share of images with a low resolution in a split, 0-1.
+      blank_variance: images are blank if the variance of each channel, with levels 0-255, is below this value; 0 is
+        off. 0.25 is a standard deviation of half a level, less than that of a photograph of clear sky.
+      max_blank_ratio: maximum share of blank images in a split, 0-1.
+      max_drift_l_infinity: limit of the drift of categories: from the same split of the previous dataset, 0-1.
+      max_drift_jensen_shannon: limit of the drift of numbers, 0-1.
+      drift_limits: feature -> limit of its drift, instead of the two limits above.
+      max_skew_l_infinity: limit of the skew of categories: between the first split and another split, 0-1.
+      max_skew_jensen_shannon: limit of the skew of numbers, 0-1.
+      skew_limits: feature -> limit of its skew, instead of the two limits above.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     mode: Annotated[str, OneOf(MODES)] = "stop"
@@ -113,7 +113,7 @@ class GateLimits(Options):
             _check_features(f"{kind}_limits", getattr(self, f"{kind}_limits"))
 
     def limit_of(self, kind: str, measure: str, feature: str) -> float:
-        """Returns the limit of one feature.
+        """Returns the limit of a feature.
 
         Args:
           kind: `drift` or `skew`.
@@ -136,7 +136,7 @@ class Finding:
 
     Attributes:
       check: name of the check.
-      split: name of the split, or of several.
+      split: name of the split, or names of several splits.
       feature: name of the feature.
       value: observed value, as text.
       limit: allowed value, as text.
@@ -157,12 +157,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """What a person should look at, although no limit forbids it.
+    """A problem that a person should review, although it crosses no limit.
 
     Attributes:
       check: name of the check.
-      value: what was found, as text.
-      remedy: actions that resolve it; empty if `value` names them.
+      value: description of the problem.
+      remedy: actions that resolve the problem; empty if `value` names them.
     """
 
     check: str
@@ -183,9 +183,9 @@ class Check:
 
     Attributes:
       check: name of the check.
-      measured: observed value, as text; of several splits or features, the one nearest to its limit.
-      limit: allowed value, as text; `none` where the setting is off.
-      setting: setting of the limit, below `gate`; empty where none changes it.
+      measured: observed value, as text; of several splits or features, the value nearest to its limit.
+      limit: allowed value, as text; `none` if the check is off.
+      setting: setting of the limit, without `gate.`; empty if the limit is fixed.
       result: `passed`, `exceeded` or `not checked`.
     """
 
@@ -207,7 +207,7 @@ class Comparison:
       feature: name of the feature, such as `image/brightness`.
       measure: `l_infinity` or `jensen_shannon`.
       value: value of the measure, 0-1.
-      limit: sum of the limit of the settings and `sampling`, at most 1; a higher value is a finding.
+      limit: sum of the limit in the settings and of `sampling`, at most 1; a higher value is a finding.
       sampling: value that random sampling can cause, 0-1.
     """
 
@@ -231,9 +231,9 @@ class Outcome:
     """The result of all checks.
 
     Attributes:
-      checks: all checks, also those that were not made.
+      checks: all checks, including those that were not possible or are off.
       findings: exceeded limits; empty if the dataset passes.
-      remarks: what a person should look at; they stop nothing.
+      remarks: problems that a person should review; they do not stop the pipeline.
       comparisons: measured drift and skew.
       notes: a line with the reason for each check that was not possible.
     """

@@ -1,4 +1,4 @@
-"""Remarks: what a person should look at, although no limit forbids it. They stop nothing."""
+"""Remarks: problems that a person should review, although they cross no limit. They do not stop the pipeline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from beam_jobs.dataset.remarks import LARGE_NEAR_SET, largest_usual_set
 from components.dataset_gate.drift_and_skew import GateDataset
 from components.dataset_gate.limits import Finding, GateLimits, Remark
 
-_FEW_IMAGES = 10  # of a class; its accuracy has an interval of more than half of all values
-_IMBALANCE = 10.0
-_MAX_LISTED = 5
+_FEW_IMAGES = 10  # per class; with fewer, the confidence interval of its accuracy may be wider than 0.5
+_IMBALANCE = 10.0  # ratio of the largest to the smallest class
+_MAX_LISTED = 5  # maximum number of names in a remark
 
 
 def collect_remarks(dataset: GateDataset, limits: GateLimits, findings: Collection[Finding]) -> Iterator[Remark]:
@@ -21,12 +21,12 @@ def collect_remarks(dataset: GateDataset, limits: GateLimits, findings: Collecti
     Args:
       dataset: dataset that was checked.
       limits: limits of the gate.
-      findings: exceeded limits, on which there is no second remark.
+      findings: exceeded limits, for which there are no remarks.
     """
-    found = {finding.check for finding in findings}
+    exceeded = {finding.check for finding in findings}
     large_sets = list(_large_sets(dataset))
     for warning in dataset.manifest.warnings:
-        if not (large_sets and warning.startswith(LARGE_NEAR_SET)):  # of the largest one alone, without its splits
+        if not (large_sets and warning.startswith(LARGE_NEAR_SET)):  # the warning names only the largest set
             yield Remark(check="ingest", value=warning)
     yield from large_sets
     if folders := [name for name in dataset.manifest.remarks.hidden_names if name.endswith("/")]:
@@ -35,12 +35,12 @@ def collect_remarks(dataset: GateDataset, limits: GateLimits, findings: Collecti
             value=f"{some(folders, _MAX_LISTED)} passed over",
             remedy="rename a folder of images, so that it does not begin with a dot",
         )
-    yield from _conflicts(dataset)
-    if "near leakage" not in found:
+    yield from _label_conflicts(dataset)
+    if "near leakage" not in exceeded:
         yield from _near_leaks(dataset)
     if dataset.manifest.labels:
-        yield from _classes(dataset, limits, found)
-    if "blank images" not in found:
+        yield from _class_sizes(dataset, limits, exceeded)
+    if "blank images" not in exceeded:
         yield from _blank_images(dataset, limits)
 
 
@@ -50,16 +50,16 @@ _SETS = """
             AS example
         FROM images WHERE {column} <> '' GROUP BY {column}
         HAVING min({name}) <> max({name}) AND count(*) <= $most AND {condition})"""
-_VARIANTS = "count(DISTINCT sha256) > 1"  # exact copies have a remark, or a finding, of their own
+_VARIANTS = "count(DISTINCT sha256) > 1"  # exact copies have a separate remark or finding
 
 
-def _count_sets(dataset: GateDataset, column: str, name: str, condition: str) -> tuple[int, str]:
-    """Returns the number of sets of images that differ in a column, and an example.
+def _count_sets(dataset: GateDataset, set_column: str, value_column: str, condition: str) -> tuple[int, str]:
+    """Returns the number of sets of duplicates whose images have several values in a column, and an example.
 
-    A large set of near duplicates has a remark of its own.
+    `set_column` is `cluster` or `near`. Large sets of near duplicates are not counted, as they have a separate remark.
     """
-    most = largest_usual_set(dataset.manifest.counts.written) if column == "near" else sys.maxsize
-    query = _SETS.format(column=column, name=name, condition=condition)
+    most = largest_usual_set(dataset.manifest.counts.written) if set_column == "near" else sys.maxsize
+    query = _SETS.format(column=set_column, name=value_column, condition=condition)
     result = dataset.database.query(query, most=most).to_pylist()[0]
     return result["sets"], result["example"] or ""
 
@@ -71,21 +71,21 @@ _LARGE_SETS = """
         SELECT near FROM images WHERE near <> '' GROUP BY near HAVING count(*) > $most AND count(DISTINCT sha256) > 1)
     USING (near)
     GROUP BY near ORDER BY images DESC, first"""
-_LARGE_SET_REMEDY = "set ingest.near_duplicates to group or drop; for chains of unlike ones lower ingest.near_distance"
+_LARGE_SET_REMEDY = "set ingest.near_duplicates to group or drop; if it has unlike images, lower ingest.near_distance"
 
 
 def _large_sets(dataset: GateDataset) -> Iterator[Remark]:
-    """Finds sets of similar images that have so many images that they look like an accident."""
+    """Yields a remark for each set of similar images that is unusually large, and therefore probably an error."""
     table = dataset.database.query(_LARGE_SETS, most=largest_usual_set(dataset.manifest.counts.written))
-    for count, first, last, splits, classes in zip(*table.to_pydict().values(), strict=True):
-        value = f"one set of {count:,} similar images (such as {first} and {last}); splits: {some(splits, _MAX_LISTED)}"
-        if dataset.manifest.label_kind == "single":
-            value += f"; classes: {some(classes, _MAX_LISTED)}"
+    for count, first_key, last_key, splits, classes in zip(*table.to_pydict().values(), strict=True):
+        value = f"one set of {count:,} similar images (such as {first_key} and {last_key})"
+        value += f"; splits: {some(splits, _MAX_LISTED)}"
+        value += f"; classes: {some(classes, _MAX_LISTED)}" * (dataset.manifest.label_kind == "single")
         yield Remark(check="near duplicates", value=value, remedy=_LARGE_SET_REMEDY)
 
 
-def _conflicts(dataset: GateDataset) -> Iterator[Remark]:
-    """Finds sets of equal and of similar images with different classes, one of which is wrong."""
+def _label_conflicts(dataset: GateDataset) -> Iterator[Remark]:
+    """Yields remarks on sets of equal, and of similar, images with different classes: only one can be right."""
     if dataset.manifest.label_kind != "single":
         return
     for column, condition, kind in (("cluster", "true", "equal"), ("near", _VARIANTS, "similar")):
@@ -94,7 +94,7 @@ def _conflicts(dataset: GateDataset) -> Iterator[Remark]:
             yield Remark(
                 check="label conflicts",
                 value=f"{plural(sets, 'set')} of {kind} images in several classes (such as {example})",
-                remedy="correct the class of all but one; the section Duplicates of the report shows them",
+                remedy="correct the wrong classes; the section Duplicates of the report shows the images",
             )
 
 
@@ -108,22 +108,22 @@ def _near_leaks(dataset: GateDataset) -> Iterator[Remark]:
         )
 
 
-def _classes(dataset: GateDataset, limits: GateLimits, found: Collection[str]) -> Iterator[Remark]:
-    first = dataset.splits[0]
-    counts = dataset.manifest.splits[first].classes
-    few = [f"{label} with {counts[label]}" for label in sorted(counts) if counts[label] < _FEW_IMAGES]
-    if few and "small classes" not in found:
+def _class_sizes(dataset: GateDataset, limits: GateLimits, exceeded: Collection[str]) -> Iterator[Remark]:
+    first_split = dataset.splits[0]
+    counts = dataset.manifest.splits[first_split].classes
+    small_classes = [f"{label} with {counts[label]}" for label in sorted(counts) if counts[label] < _FEW_IMAGES]
+    if small_classes and "small classes" not in exceeded:
         yield Remark(
             check="small classes",
-            value=f"{plural(len(few), 'class', 'classes')} with fewer than {_FEW_IMAGES} images in {first}: "
-            f"{some(few, _MAX_LISTED)}",
+            value=f"{plural(len(small_classes), 'class', 'classes')} with fewer than {_FEW_IMAGES} images in "
+            f"{first_split}: {some(small_classes, _MAX_LISTED)}",
             remedy="add images of these classes; gate.min_images_per_class makes it a limit",
         )
     largest, smallest = (choose(counts, key=lambda label: counts[label], default="") for choose in (max, min))
     if counts and counts[largest] > _IMBALANCE * counts[smallest] and not limits.max_imbalance:
         yield Remark(
             check="imbalance",
-            value=f"{counts[largest] / counts[smallest]:.1f} : 1 in {first} ({largest} with {counts[largest]:,}, "
+            value=f"{counts[largest] / counts[smallest]:.1f} : 1 in {first_split} ({largest} with {counts[largest]:,}, "
             f"{smallest} with {counts[smallest]:,})",
             remedy="add images of the small classes, or set train.class_weights; gate.max_imbalance makes it a limit",
         )
@@ -142,5 +142,5 @@ def _blank_images(dataset: GateDataset, limits: GateLimits) -> Iterator[Remark]:
         yield Remark(
             check="blank images",
             value=f"{plural(count, 'image')} of one colour ({', '.join(keys)}{', ...' * (count > len(keys))})",
-            remedy="remove them from the source; gate.max_blank_ratio is their limit",
+            remedy="remove them from the source; gate.max_blank_ratio limits their share",
         )

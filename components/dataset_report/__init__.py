@@ -1,6 +1,6 @@
 """A self-contained HTML page about a dataset.
 
-The caller passes the run that trained a model as plain values, so that the page is independent of ML Metadata.
+The caller passes a run of the pipeline as plain values, so that the page is independent of ML Metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class StepDetail:
     Attributes:
       component: id of the component, such as `Trainer`.
       state: `complete`, `cached` or `failed`.
-      seconds: duration, seconds; that of the lookup for a cached component.
+      seconds: duration, seconds; for a cached component, that of the cache lookup.
     """
 
     component: str
@@ -34,7 +34,7 @@ class ArtifactDetail:
       type: type of the artifact, such as `Examples`.
       producer: id of the component that created it.
       inputs: ids of the input artifacts of that component.
-      properties: name -> value of identifying properties, such as `dataset_digest`, without local paths.
+      properties: name -> value of properties that identify it, such as `dataset_digest`, without local paths.
     """
 
     id: int
@@ -50,7 +50,7 @@ class RunDetails:
 
     Attributes:
       steps: components in the order of execution.
-      training: content of the `training.json` of the trainer; None without one.
+      training: content of `training.json`, which the Trainer writes; None if the file does not exist.
       artifacts: artifacts from which the pushed model was created, in the order of creation.
     """
 

@@ -1,4 +1,4 @@
-"""Sections about the dataset, the verdict of the gate, and the run with its durations and lineage."""
+"""Sections of the report about the dataset, the results of the gate, and the run with its durations and lineage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from beam_jobs.types import LABEL_KINDS
 from components.dataset_gate.limits import Check, Comparison, Finding, Remark
 from components.dataset_report import ArtifactDetail, RunDetails, shown
 
-_MOST_SPLITS = 50
-_MOST_CHARACTERS = 1000  # of a warning, which may name several columns or classes
+_MAX_SPLITS = 50
+_MAX_CHARACTERS = 1000  # maximum length of a warning, which may name several columns or classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +55,22 @@ class Card:
     """The dataset card.
 
     Attributes:
-      title: title of the dataset; without one, its source.
-      digest: digest of the content.
-      about: names and texts of the description, of any number of lines; empty texts are unknown.
-      facts: names and values of the main properties.
+      title: title of the dataset, or its source if it has no title.
+      digest: digest of the dataset.
+      about: names and texts of the description; texts may have several lines, or be empty.
+      properties: names and values of the main properties.
       options: names and values of the options of the ingest.
       versions: package and version of the software that wrote the dataset.
       splits: a row for each split.
       channels: statistics of red, green and blue; empty if not measured.
-      channel_split: split of these statistics.
+      channel_split: name of the split on which they were measured.
       warnings: warnings of the ingest.
     """
 
     title: str
     digest: str
     about: Sequence[tuple[str, str]]
-    facts: Sequence[tuple[str, str]]
+    properties: Sequence[tuple[str, str]]
     options: Sequence[tuple[str, str]]
     versions: Sequence[tuple[str, str]]
     splits: Sequence[SplitRow]
@@ -80,16 +80,16 @@ class Card:
 
 
 def title(dataset: Manifest) -> str:
-    """Returns the title of a dataset; without one, its source."""
+    """Returns the title of a dataset, or its source if it has no title."""
     return shown.text(About.recorded(dataset.options).title, 200) or shown.short_path(dataset.source, 100)
 
 
 def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
     """Returns the card of a dataset; `leaks` are the sets of images in several splits."""
     counts, channels = dataset.counts, dataset.channels
-    warnings = [*dataset.warnings[:_MOST_SPLITS], *([lookup.leak_sentence(leaks)] if leaks else [])]
+    warnings = [*dataset.warnings[:_MAX_SPLITS], *([lookup.leak_sentence(leaks)] if leaks else [])]
     about = About.recorded(dataset.options)
-    facts = [
+    properties = [
         ("Source", shown.short_path(dataset.source, 100) if about.title else ""),
         ("Content", dataset.digest),
         ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
@@ -113,12 +113,12 @@ def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
             ("Citation", about.citation),
         ],
         digest=dataset.digest,
-        facts=[(name, shown.text(value, 400)) for name, value in facts if value],
+        properties=[(name, shown.text(value, 400)) for name, value in properties if value],
         options=[
             (name, shown.text(value)) for name, value in _flatten(dataset.options) if not name.startswith("about.")
         ],
         versions=[(shown.text(name), shown.text(value)) for name, value in dataset.producer.items()],
-        splits=_splits(dataset),
+        splits=_split_rows(dataset),
         channels=[
             Channel(name=name, mean=mean, std=std)
             for name, mean, std in zip(("Red", "Green", "Blue"), channels.mean_rgb, channels.std_rgb, strict=True)
@@ -126,11 +126,11 @@ def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
         if channels
         else (),
         channel_split=channels.split if channels else "",
-        warnings=[shown.text(line, _MOST_CHARACTERS) for line in warnings],
+        warnings=[shown.text(line, _MAX_CHARACTERS) for line in warnings],
     )
 
 
-def _splits(dataset: Manifest) -> list[SplitRow]:
+def _split_rows(dataset: Manifest) -> list[SplitRow]:
     return [
         SplitRow(
             name=name,
@@ -140,7 +140,7 @@ def _splits(dataset: Manifest) -> list[SplitRow]:
             shards=len(info.shards),
             bytes=info.bytes,
         )
-        for name, info in list(dataset.splits.items())[:_MOST_SPLITS]
+        for name, info in list(dataset.splits.items())[:_MAX_SPLITS]
     ]
 
 
@@ -155,18 +155,18 @@ def _flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_MOST_FINDINGS = 50
-_LONGEST = 240
-_MOST_COMPARISONS = 200
+_MAX_FINDINGS = 50
+_MAX_TEXT_LENGTH = 240  # characters
+_MAX_COMPARISONS = 200
 _MEASURES = {"l_infinity": "L-infinity", "jensen_shannon": "Jensen-Shannon"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict of the gate.
+    """The section of the gate, with the content of its `verdict.json`.
 
     Attributes:
-      only_reports: whether the pipeline continues after findings.
+      only_reports: whether the mode is `report`, in which the pipeline continues after findings.
       findings: the first exceeded limits.
       findings_left_out: number of omitted findings.
       remarks: the first remarks.
@@ -174,8 +174,8 @@ class Verdict:
       comparisons: comparisons that exceed their limit, then the others, by descending value.
       comparisons_left_out: number of omitted comparisons.
       anomalies: split -> number of anomalous features.
-      checks: all checks, with what was measured and allowed.
-      notes: checks that were not possible, with the reason.
+      checks: all checks, with the measured and the allowed value.
+      notes: a line with the reason for each check that was not possible.
     """
 
     only_reports: bool
@@ -191,14 +191,14 @@ class Verdict:
 
 
 def verdict(values: Mapping[str, Any]) -> Verdict:
-    """Returns the content of a `verdict.json`; missing keys result in empty fields."""
-    names = ("check", "split", "feature", "value", "limit", "remedy")
+    """Returns the section for the content of a `verdict.json`; missing keys result in empty fields."""
+    finding_fields = ("check", "split", "feature", "value", "limit", "remedy")
     findings = [
-        Finding(**{name: shown.text(item.get(name, ""), _LONGEST) for name in names})
+        Finding(**{name: shown.text(item.get(name, ""), _MAX_TEXT_LENGTH) for name in finding_fields})
         for item in values.get("findings", ())
     ]
     remarks = [
-        Remark(**{name: shown.text(item.get(name, ""), 2 * _LONGEST) for name in ("check", "value", "remedy")})
+        Remark(**{name: shown.text(item.get(name, ""), 2 * _MAX_TEXT_LENGTH) for name in ("check", "value", "remedy")})
         for item in values.get("remarks", ())
     ]
     comparisons = sorted(
@@ -207,18 +207,18 @@ def verdict(values: Mapping[str, Any]) -> Verdict:
     )
     return Verdict(
         only_reports=values.get("mode") == "report",
-        findings=findings[:_MOST_FINDINGS],
-        findings_left_out=max(0, len(findings) - _MOST_FINDINGS),
-        remarks=remarks[:_MOST_FINDINGS],
-        remarks_left_out=max(0, len(remarks) - _MOST_FINDINGS),
-        comparisons=comparisons[:_MOST_COMPARISONS],
-        comparisons_left_out=max(0, len(comparisons) - _MOST_COMPARISONS),
+        findings=findings[:_MAX_FINDINGS],
+        findings_left_out=max(0, len(findings) - _MAX_FINDINGS),
+        remarks=remarks[:_MAX_FINDINGS],
+        remarks_left_out=max(0, len(remarks) - _MAX_FINDINGS),
+        comparisons=comparisons[:_MAX_COMPARISONS],
+        comparisons_left_out=max(0, len(comparisons) - _MAX_COMPARISONS),
         anomalies=dict(values.get("anomalies", {})),
         checks=[
-            Check(**{name: shown.text(item.get(name, ""), _LONGEST) for name in Check.__dataclass_fields__})
+            Check(**{name: shown.text(item.get(name, ""), _MAX_TEXT_LENGTH) for name in Check.__dataclass_fields__})
             for item in values.get("checks", ())
         ],
-        notes=[shown.text(note, _LONGEST) for note in values.get("notes", ())][:_MOST_FINDINGS],
+        notes=[shown.text(note, _MAX_TEXT_LENGTH) for note in values.get("notes", ())][:_MAX_FINDINGS],
     )
 
 
@@ -234,14 +234,13 @@ def _comparison(item: Mapping[str, Any]) -> Comparison:
     )
 
 
-_MOST_STEPS = 60
-_MOST_ARTIFACTS = 60
-# The drawing, in pixels: a row for each artifact, and left of the rows an arc from each of its inputs.
+_MAX_STEPS = _MAX_ARTIFACTS = 60
+# Sizes in the drawing of the lineage, in pixels. It has a row for each artifact, with arcs from its inputs on the left.
 _ROW_HEIGHT = 34
-_ARC_STEP, _ARC_LEAST, _ARC_MOST = 11, 16, 130
-_NAME_LENGTH = 40  # characters of a name in a row
-_PROPERTIES_LENGTH = 80
-_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # shortened in the drawing; the table has the full digest
+_ARC_STEP, _ARC_MIN, _ARC_MAX = 11, 16, 130  # width of an arc: increase per row, minimum, maximum
+_NAME_LENGTH = 40  # maximum number of characters of a name in a row
+_PROPERTIES_LENGTH = 80  # maximum number of characters of the properties in a row
+_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # shortened in the drawing; the table has the digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +249,7 @@ class StepBar:
 
     Attributes:
       component: id of the component.
-      state: `complete`, `cached`, `failed` or another one.
+      state: `complete`, `cached`, `failed` or another state.
       seconds: duration, seconds.
       start: start of its bar, as a share of the total duration, 0-1.
       length: length of its bar, as a share of the total duration, 0-1.
@@ -265,10 +264,10 @@ class StepBar:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An artifact in the drawing.
+    """An artifact in the drawing of the lineage.
 
     Attributes:
-      y: middle of its row, pixels.
+      y: vertical middle of its row, pixels.
       title: type and id.
       producer: id of the component that created it.
       properties: identifying properties, as text.
@@ -301,7 +300,7 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run on the page.
+    """The section of a run.
 
     Attributes:
       steps: components in the order of execution.
@@ -324,7 +323,7 @@ def run_view(details: RunDetails) -> Run:
     """Returns the section of a run."""
     total = sum(max(0.0, step.seconds) for step in details.steps)
     steps, elapsed = [], 0.0
-    for step in details.steps[:_MOST_STEPS]:
+    for step in details.steps[:_MAX_STEPS]:
         seconds = max(0.0, step.seconds)
         steps.append(
             StepBar(
@@ -336,7 +335,7 @@ def run_view(details: RunDetails) -> Run:
             )
         )
         elapsed += seconds
-    artifacts = details.artifacts[:_MOST_ARTIFACTS]
+    artifacts = details.artifacts[:_MAX_ARTIFACTS]
     return Run(
         steps=steps,
         steps_left_out=len(details.steps) - len(steps),
@@ -350,14 +349,14 @@ def run_view(details: RunDetails) -> Run:
 def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
     """Returns the drawing of artifacts in rows, with an arc from each input."""
     rows = {artifact.id: row for row, artifact in enumerate(artifacts)}
-    spans = [
+    row_distances = [
         abs(rows[artifact.id] - rows[source]) for artifact in artifacts for source in artifact.inputs if source in rows
     ]
-    x = _arc_width(max(spans, default=0)) + 8
+    x = _arc_width(max(row_distances, default=0)) + 8
     return Lineage(
         nodes=[
             Node(
-                y=_middle(rows[artifact.id]),
+                y=_row_middle(rows[artifact.id]),
                 title=shown.text(f"{artifact.type} {artifact.id}", _NAME_LENGTH),
                 producer=shown.text(artifact.producer, _NAME_LENGTH),
                 properties=shown.text(_properties_line(artifact), _PROPERTIES_LENGTH),
@@ -376,15 +375,16 @@ def _properties_line(artifact: ArtifactDetail) -> str:
     return ", ".join(name + " " + _DIGEST.sub(r"\1", value) for name, value in values.items())
 
 
-def _middle(row: int) -> int:
+def _row_middle(row: int) -> int:
     return row * _ROW_HEIGHT + _ROW_HEIGHT // 2
 
 
-def _arc_width(rows: int) -> int:
-    return min(_ARC_MOST, _ARC_LEAST + _ARC_STEP * max(0, rows - 1))
+def _arc_width(row_distance: int) -> int:
+    return min(_ARC_MAX, _ARC_MIN + _ARC_STEP * max(0, row_distance - 1))
 
 
-def _arc(x: int, source: int, target: int) -> str:
+def _arc(x: int, source_row: int, target_row: int) -> str:
     # The width of a Bezier curve is three quarters of the distance of its control points.
-    control = x - _arc_width(abs(target - source)) * 4 // 3
-    return f"M{x} {_middle(source)}C{control} {_middle(source)} {control} {_middle(target)} {x} {_middle(target)}"
+    control = x - _arc_width(abs(target_row - source_row)) * 4 // 3
+    start_y, end_y = _row_middle(source_row), _row_middle(target_row)
+    return f"M{x} {start_y}C{control} {start_y} {control} {end_y} {x} {end_y}"

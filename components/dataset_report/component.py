@@ -34,7 +34,7 @@ REPORT_NAME = "report.html"
 
 
 class Executor(base_executor.BaseExecutor):
-    """Renders the page."""
+    """Writes the report."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes `report.html`.
@@ -52,23 +52,23 @@ class Executor(base_executor.BaseExecutor):
         page = render(
             dataset,
             load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
-            verdict=_read(verdict, VERDICT_NAME),
+            verdict=_read_json(verdict, VERDICT_NAME),
             model=path_utils.serving_model_path(model) if model else "",
             input_options=json.loads(options) if options else None,
-            run=RunDetails(training=_read(model_run, HISTORY_NAME)),
+            run=RunDetails(training=_read_json(model_run, HISTORY_NAME)),
             source=exec_properties.get(SOURCE_KEY) or "",
         )
         directory = artifact_utils.get_single_uri(output_dict[REPORT_KEY])
         storage.write_bytes(storage.join(directory, REPORT_NAME), page.encode())
 
 
-def _read(directory: str, name: str) -> dict[str, Any] | None:
-    """Returns the content of a JSON file of an artifact; None without the artifact."""
+def _read_json(directory: str, name: str) -> dict[str, Any] | None:
+    """Returns the content of a JSON file of an artifact; None if `directory`, its path, is empty."""
     return storage.read_json(storage.join(directory, name)) if directory else None
 
 
 class DatasetReportSpec(types.ComponentSpec):
-    """Wiring of DatasetReport."""
+    """Parameters, inputs and outputs of DatasetReport."""
 
     PARAMETERS = {
         INPUT_OPTIONS_KEY: ExecutionParameter(type=str),
@@ -116,10 +116,10 @@ class DatasetReport(base_component.BaseComponent):
           evaluation: output of Evaluator for a model of the dataset.
           verdict: output of the gate.
           input_options: `InputOptions` as JSON values, for the preview of augmentation.
-          source: directory of the source images, for pictures of the rejects.
+          source: directory of the source images, for pictures of the rejects; empty for no pictures.
           code: version of the code, a part of the cache key.
-          trained: outputs of a Trainer of the dataset: `model` for the worst mistakes on the evaluation split,
-            `model_run` for the figures by epoch.
+          trained: outputs of a Trainer on this dataset: `model` for the worst mistakes on the evaluation split,
+            `model_run` for the metrics by epoch.
         """
         if unknown := trained.keys() - {MODEL_KEY, MODEL_RUN_KEY}:
             raise TypeError(f"a Trainer has no outputs named {', '.join(sorted(unknown))}; it has model and model_run")

@@ -1,6 +1,6 @@
-"""Sections about the model: predictions on the evaluation split, the worst mistakes, and the figures.
+"""Sections of the report about the model: accuracies and other metrics, and the worst mistakes on the evaluation split.
 
-The figures are those of Evaluator, or computed for the page from the predictions.
+The metrics are those of Evaluator, or are computed from the predictions of the model for this page.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from trainer.serving.predict import ExportedModel
 
 
-MOST_IMAGES = 2000  # in predictions
+MOST_IMAGES = 2000  # maximum number of predictions
 _BATCH = 32
-_MOST_MISTAKES = 24
+_MAX_MISTAKES = 24
 _SIDE_PX = 200
 _BUDGET_BYTES = 600_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions of a model for the first n images of a split in stored order, which is that of a hash.
+    """Predictions of a model for the first n images of a split in stored order, a random sample.
 
     Attributes:
       split: name of the split.
-      images: number of images in the split, at least n.
+      images: number of all images in the split, at least n.
       rows: rows of the image table, int64[n].
       true: true class indices, int64[n].
       predicted: predicted class indices, int64[n].
@@ -58,7 +58,7 @@ class Predictions:
         return self.probabilities[np.arange(len(self.predicted)), self.predicted]
 
     def fact(self, index: int, labels: Sequence[str]) -> tuple[str, str]:
-        """Returns the predicted class of an image and its probability, to display with the large picture."""
+        """Returns the predicted class of an image and its probability, to display with the enlarged picture."""
         label = int(self.predicted[index])
         return "Predicted", f"{shown.text(labels[label], 60)}, {shown.percent(float(self.probabilities[index, label]))}"
 
@@ -73,7 +73,7 @@ class Mistake:
       true: true class.
       probability: probability of the predicted class, 0-1.
       true_class_probability: probability of the true class, 0-1.
-      picture: picture of the image; None if the section is full.
+      picture: picture of the image; None if the size limit of the section is reached.
       facts: names and values about the image.
     """
 
@@ -93,8 +93,8 @@ class Mistakes:
     Attributes:
       rows: mistakes by descending probability.
       wrong: number of wrong predictions.
-      predicted: number of predictions.
-      images: number of images in the split.
+      predicted: number of images with a prediction.
+      images: number of all images in the split.
       split: name of the split.
     """
 
@@ -110,7 +110,7 @@ _FIRST_RECORDS = """
 
 
 def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES) -> Predictions:
-    """Returns predictions for the evaluation split, the second one if there are several.
+    """Returns predictions for the evaluation split: the second split, or the only one.
 
     Args:
       images: images of the dataset.
@@ -128,8 +128,8 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
             f"the images have {LABEL_KINDS[dataset.label_kind]}; a report with a model needs one label per image"
         )
     split = list(dataset.splits)[min(1, len(dataset.splits) - 1)]
-    first = images.database.query(_FIRST_RECORDS, split=split, most=most)
-    rows = first["row"].to_numpy()
+    first_records = images.database.query(_FIRST_RECORDS, split=split, most=most)
+    rows = first_records["row"].to_numpy()
     loaded = load_model(model)
     _check_labels(loaded.labels, dataset.labels)
     probabilities = np.concatenate(
@@ -139,14 +139,14 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
         split=split,
         images=images.database.number("SELECT count(*) FROM images WHERE place = $split", split=split),
         rows=rows,
-        true=first["label_index"].to_numpy(),
+        true=first_records["label_index"].to_numpy(),
         predicted=probabilities.argmax(1),
         probabilities=probabilities,
     )
 
 
 def load_model(model: str) -> ExportedModel:
-    """Loads a model that takes records.
+    """Loads a model, whose input is records.
 
     Raises:
       OptionError: the model does not exist, or was not exported by Feedline.
@@ -180,20 +180,20 @@ def _probabilities(model: ExportedModel, records: Sequence[bytes]) -> np.ndarray
         return model.probabilities(records)
     except tf.errors.InvalidArgumentError as error:
         raise OptionError(
-            "the model does not take the records of the dataset, which may be of another pixel policy; "
+            "the model cannot read the records of the dataset, which may have another pixel policy; "
             "give the model that was trained on it"
         ) from error
 
 
 def worst_mistakes(images: Images, renderer: Renderer, predictions: Predictions) -> Mistakes:
-    """Returns the images with the highest probability for a wrong class.
+    """Returns the wrong predictions with the highest probability.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
-    wrong = np.flatnonzero(predictions.predicted != predictions.true)
+    wrong_images = np.flatnonzero(predictions.predicted != predictions.true)
     certainty = predictions.certainty
-    order = wrong[np.argsort(-certainty[wrong], kind="stable")][:_MOST_MISTAKES]
+    order = wrong_images[np.argsort(-certainty[wrong_images], kind="stable")][:_MAX_MISTAKES]
     budget = ByteBudget(_BUDGET_BYTES)
     labels = images.dataset.labels
     rows = []
@@ -217,7 +217,7 @@ def worst_mistakes(images: Images, renderer: Renderer, predictions: Predictions)
         )
     return Mistakes(
         rows=rows,
-        wrong=len(wrong),
+        wrong=len(wrong_images),
         predicted=len(predictions.predicted),
         images=predictions.images,
         split=predictions.split,
@@ -241,13 +241,13 @@ def _batches(images: Images, directory: str, split: str, count: int) -> Iterator
         yield batch
 
 
-_MOST_ROWS = 300
-_MOST_CONFUSED = 20
-_MOST_PAIRS = 12
-_LEVELS = 8  # shades of the heat map
-_MOST_SLICES = 60
-_MOST_COLUMNS = 8  # user columns with figures by value
-_BINS = 10
+_MAX_ROWS = 300
+_MAX_CONFUSED = 20
+_MAX_PAIRS = 12
+_LEVELS = 8  # number of shades of the confusion matrix
+_MAX_SLICES = 60
+_MAX_COLUMNS = 8  # maximum number of user columns with accuracies for each value
+_BINS = 10  # of the calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,12 +267,12 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """The confusion matrix of the most confused classes.
+    """The confusion matrix of the classes with the most mistakes.
 
     Attributes:
       labels: class names of rows and columns.
       rows: cells by true class (row) and predicted class (column).
-      pairs: true class, predicted class, images and share of the true class, by descending images.
+      pairs: true class, predicted class, number of images and share of the true class, by descending number.
       left_out: number of omitted classes.
     """
 
@@ -290,7 +290,7 @@ class Point:
       predicted: mean predicted probability, 0-1.
       right: share of correct predictions, 0-1.
       images: number of images.
-      radius: radius of the dot, 2-8.
+      radius: radius of the dot, 2-8, in units of the chart.
     """
 
     predicted: float
@@ -305,20 +305,20 @@ class EvaluationView:
 
     Attributes:
       overall: accuracy over all images.
-      classes: class name -> recall of the worst classes.
+      classes: class name -> recall, of the classes with the lowest recall.
       classes_left_out: number of omitted classes.
       precision: class name -> precision; empty if not measured.
       f1: class name -> harmonic mean of recall and precision by image, 0-1; empty if not measured.
-      averages: name, recall, precision and F1 of the average over all classes, and of that weighted by their images.
-      slices: user column -> value -> accuracy of the worst values.
+      averages: name, recall, precision and F1 of the average over all classes, and of the average weighted by images.
+      slices: user column -> value -> accuracy, of the values with the lowest accuracy.
       slice_largest: user column -> value -> accuracy of always answering with the largest class of these images, 0-1.
       top: share of images whose class is among the five most likely; None if not measured.
-      baseline: accuracy of the previous blessed model; None without one.
+      baseline: accuracy of the previous blessed model; None if there is none.
       largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
       confusion: confusion matrix; None if not measured.
       calibration: a point for each bin; empty if not measured.
       ece: expected calibration error, 0-1; None if not measured.
-      note: images of the figures, if they were computed for this page.
+      note: sentence with the number of images, for results that were computed for this page; otherwise empty.
       refused: a sentence for each threshold that the model missed.
     """
 
@@ -343,58 +343,58 @@ class EvaluationView:
 def evaluation_view(
     evaluation: Evaluation | None, predictions: Predictions | None, labels: Sequence[str]
 ) -> EvaluationView | None:
-    """Returns the section of the evaluation; None without evaluation and predictions.
+    """Returns the section of the evaluation; None if there are neither results of Evaluator nor predictions.
 
     Args:
-      evaluation: figures of Evaluator.
-      predictions: predictions for this page, for figures that the evaluation lacks.
+      evaluation: results of Evaluator, or None.
+      predictions: predictions for this page, for results that are missing in the evaluation; or None.
       labels: class names by index.
     """
     computed = None if predictions is None else measure(predictions, labels)
-    figures = evaluation or computed
-    if figures is None:
+    results = evaluation or computed
+    if results is None:
         return None
-    worst = sorted(figures.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
-    counts = figures.confusion or (computed.confusion if computed else None)
-    calibration = figures.calibration or (computed.calibration if computed else None)
-    own = figures.confusion
-    f1, averages = _f1(own["labels"], np.asarray(own["counts"], np.float64)) if own else ({}, [])
+    worst_classes = sorted(results.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MAX_ROWS]
+    counts = results.confusion or (computed.confusion if computed else None)
+    calibration = results.calibration or (computed.calibration if computed else None)
+    matrix = results.confusion  # not `counts`: F1 must have the same images as recall and precision
+    f1, averages = _f1(matrix["labels"], np.asarray(matrix["counts"], np.float64)) if matrix else ({}, [])
     return EvaluationView(
-        overall=figures.overall,
-        classes=dict(sorted(worst)),
-        classes_left_out=len(figures.classes) - len(worst),
-        precision=figures.precision,
+        overall=results.overall,
+        classes=dict(sorted(worst_classes)),
+        classes_left_out=len(results.classes) - len(worst_classes),
+        precision=results.precision,
         f1=f1,
         averages=averages,
-        slices=_slices(figures.slices),
-        slice_largest=figures.slice_largest,
-        top=figures.top_k,
-        baseline=figures.baseline,
-        largest_class_share=figures.largest_class_share,
+        slices=_worst_slices(results.slices),
+        slice_largest=results.slice_largest,
+        top=results.top_k,
+        baseline=results.baseline,
+        largest_class_share=results.largest_class_share,
         confusion=confusion(counts["labels"], np.asarray(counts["counts"], np.int64)) if counts else None,
         calibration=_points(calibration["bins"]) if calibration else (),
         ece=calibration["ece"] if calibration else None,
-        refused=figures.refused,
-        note="" if evaluation or predictions is None else _note(predictions),
+        refused=results.refused,
+        note="" if evaluation or predictions is None else _sample_note(predictions),
     )
 
 
 def _f1(labels: Sequence[str], counts: np.ndarray) -> tuple[dict[str, float], list[tuple[str, float, float, float]]]:
-    """Returns F1 by class, and the averages, of the images of a confusion matrix: weights do not count."""
+    """Returns F1 by class, and the averages, from the counts of a confusion matrix, which ignore weights."""
     true, predicted, right = counts.sum(1), counts.sum(0), counts.diagonal()
     recall, precision = right / np.maximum(true, 1), right / np.maximum(predicted, 1)
     f1 = 2 * right / np.maximum(true + predicted, 1)
-    used = true > 0
-    if not used.any():
+    has_images = true > 0
+    if not has_images.any():
         return {}, []
-    values = np.stack([recall, precision, f1], 1)[used]
-    macro, weighted = values.mean(0).tolist(), np.average(values, 0, true[used]).tolist()
+    values = np.stack([recall, precision, f1], 1)[has_images]
+    macro, weighted = values.mean(0).tolist(), np.average(values, 0, true[has_images]).tolist()
     averages = [("Macro average", *macro), ("Weighted average", *weighted)]
     return dict(zip(labels, f1.tolist(), strict=True)), averages
 
 
 def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
-    """Returns the figures of Evaluator for these images.
+    """Returns the same metrics as Evaluator, for the images of the predictions.
 
     Args:
       predictions: predictions of the model.
@@ -415,26 +415,26 @@ def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
 
 
 def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
-    """Returns the confusion matrix of the most confused classes.
+    """Returns the confusion matrix of the classes with the most mistakes.
 
     Args:
       labels: class names by index.
-      counts: images by true class (row) and predicted class (column), int64[classes, classes].
+      counts: number of images by true class (row) and predicted class (column), int64[classes, classes].
     """
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    mistakes = wrong.sum(0) + wrong.sum(1)
-    confused = np.sort(np.argsort(-mistakes, kind="stable")[:_MOST_CONFUSED])
+    errors = counts.copy()
+    np.fill_diagonal(errors, 0)
+    mistakes = errors.sum(0) + errors.sum(1)
+    indices = np.sort(np.argsort(-mistakes, kind="stable")[:_MAX_CONFUSED])
     totals = counts.sum(1)
-    rows, columns = np.nonzero(wrong)
-    order = np.lexsort((columns, rows, -wrong[rows, columns]))[:_MOST_PAIRS]
+    rows, columns = np.nonzero(errors)
+    order = np.lexsort((columns, rows, -errors[rows, columns]))[:_MAX_PAIRS]
     pairs = [
-        (labels[row], labels[column], int(wrong[row, column]), float(wrong[row, column] / totals[row]))
+        (labels[row], labels[column], int(errors[row, column]), float(errors[row, column] / totals[row]))
         for row, column in zip(rows[order], columns[order], strict=True)
     ]
-    cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in confused] for row in confused]
+    cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in indices] for row in indices]
     return Confusion(
-        labels=[labels[index] for index in confused], rows=cells, pairs=pairs, left_out=len(labels) - len(confused)
+        labels=[labels[index] for index in indices], rows=cells, pairs=pairs, left_out=len(labels) - len(indices)
     )
 
 
@@ -462,13 +462,13 @@ def _calibration(certainty: np.ndarray, is_correct: np.ndarray) -> Calibration:
 
 def _cell(images: int, total: int) -> Cell:
     share = images / total if total else 0.0
-    # At least the first shade, so that a single mistake is visible.
+    # At least shade 1, so that a single mistake is visible.
     return Cell(images=images, share=share, level=max(1, round(_LEVELS * share)) if images else 0)
 
 
 def _points(bins: Sequence[Bin]) -> list[Point]:
-    filled = [item for item in bins if item["images"]]
-    most = max((item["images"] for item in filled), default=1)
+    nonempty_bins = [item for item in bins if item["images"]]
+    most = max((item["images"] for item in nonempty_bins), default=1)
     return [
         Point(
             predicted=float(item["mean_predicted"]),
@@ -476,18 +476,18 @@ def _points(bins: Sequence[Bin]) -> list[Point]:
             images=int(item["images"]),
             radius=round(2 + 6 * (item["images"] / most) ** 0.5, 1),
         )
-        for item in filled
+        for item in nonempty_bins
     ]
 
 
-def _slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str, Accuracy]]:
+def _worst_slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str, Accuracy]]:
     return {
-        feature: dict(sorted(values.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_SLICES])
-        for feature, values in list(slices.items())[:_MOST_COLUMNS]
+        feature: dict(sorted(values.items(), key=lambda item: (item[1].value, item[0]))[:_MAX_SLICES])
+        for feature, values in list(slices.items())[:_MAX_COLUMNS]
     }
 
 
-def _note(predictions: Predictions) -> str:
+def _sample_note(predictions: Predictions) -> str:
     count = len(predictions.predicted)
     if count == predictions.images:
         return f"Measured for this page on all {plural(count, 'image')} of {predictions.split}."

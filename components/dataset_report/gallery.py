@@ -1,7 +1,7 @@
-"""Sections of pictures: a sample of each class and split, sets of duplicates, and rejects.
+"""Sections of the report with pictures: a sample of each class and split, sets of duplicates, and rejects.
 
-Duplicates are exact copies and near duplicates. A rejected file is opened only if it is a regular file in the source;
-its header is checked before the decode, and a decoder process with limited time and memory decodes as much as possible.
+Duplicates are exact copies and near duplicates. A rejected file is opened only if it is a regular file in the source.
+Its header is checked first; then a decoder process with limited time and memory decodes as much as possible.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from components.dataset_report.shown import (
     render_file,
 )
 
-_MOST_CLASSES = 60
-_MOST_IMAGES = 240
-_MOST_PER_STRIP = 8
-# The more pictures, the smaller they are, so that all fit.
-_SIDES_PX = ((100, 320), (180, 256), (_MOST_IMAGES, 200))
+_MAX_CLASSES = 60
+_MAX_IMAGES = 240
+_MAX_PER_STRIP = 8
+# Maximum number of pictures -> their long side, pixels: a smaller side for more pictures limits the size of the page.
+_SIDES_PX = ((100, 320), (180, 256), (_MAX_IMAGES, 200))
 _BUDGET_BYTES = 2_000_000
 
 
@@ -48,7 +48,7 @@ class Tile:
     """An image in the gallery.
 
     Attributes:
-      label: class of its strip.
+      label: class of the image in its strip.
       split: name of the split.
       key: key of the image, as display text.
       picture: picture of the image.
@@ -63,18 +63,18 @@ class Tile:
 
     @property
     def search(self) -> str:
-        """Text for the search, in lower case."""
+        """Text that the search of the page compares with the query, in lower case."""
         return f"{self.key} {shown.text(self.label, 60)} {self.split}".lower()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """Images of one class in one split.
+    """A sample of the images of one class in one split.
 
     Attributes:
       split: name of the split.
-      images: number of images.
-      tiles: a sample of the images.
+      images: number of images of the class in the split.
+      tiles: images of the sample.
     """
 
     split: str
@@ -103,20 +103,20 @@ class Gallery:
 
 
 def gallery(images: Images, renderer: Renderer) -> Gallery:
-    """Renders the gallery.
+    """Returns the section of the gallery, with rendered pictures.
 
-    The images are the first in the order of the shards, which is that of a hash, and thus a random sample. An image of
-    several classes is in the strips of each; images without a class follow the classes.
+    The sample of a strip is its first images in the order of the shards, which is the order of hashes of the keys, so
+    the sample is random. An image with several classes is in a strip of each class; images without a class come last.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
-    counts = _counts(images)
+    counts = _count_images(images)
     splits = [split for split in images.dataset.splits if any(name == split for _, name in counts)]
     labels = [label for label in (*images.dataset.labels, NO_CLASS) if any((label, name) in counts for name in splits)]
-    sample_labels = labels[: max(1, min(_MOST_CLASSES, _MOST_IMAGES // max(1, len(splits))))]
-    sample = _sample(images, sample_labels, max(1, len(sample_labels) * len(splits)))
-    tiles = _render(images, renderer, sample)
+    sample_labels = labels[: max(1, min(_MAX_CLASSES, _MAX_IMAGES // max(1, len(splits))))]
+    sample = _sample_rows(images, sample_labels, max(1, len(sample_labels) * len(splits)))
+    tiles = _render_tiles(images, renderer, sample)
     return Gallery(
         classes={
             label: [
@@ -141,32 +141,32 @@ _SAMPLE = """
     WHERE nth <= $most ORDER BY row"""
 
 
-def _counts(images: Images) -> dict[tuple[str, str], int]:
+def _count_images(images: Images) -> dict[tuple[str, str], int]:
     rows = images.database.query(_COUNTS).to_pylist()
     return {(row["label"], row["place"]): row["images"] for row in rows}
 
 
-def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[str, str], list[int]]:
-    most = max(1, min(_MOST_PER_STRIP, _MOST_IMAGES // strips))
+def _sample_rows(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[str, str], list[int]]:
+    most = max(1, min(_MAX_PER_STRIP, _MAX_IMAGES // strips))
     sample: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in images.database.query(_SAMPLE, most=most, labels=list(labels)).to_pylist():
         sample[row["label"], row["place"]].append(row["row"])
     return sample
 
 
-def _render(
+def _render_tiles(
     images: Images, renderer: Renderer, sample: dict[tuple[str, str], list[int]]
 ) -> defaultdict[tuple[str, str], list[Tile]]:
     total = sum(map(len, sample.values()))
     side_px = next((side for most, side in _SIDES_PX if total <= most), _SIDES_PX[-1][1])
     budget = ByteBudget(_BUDGET_BYTES)
     tiles: defaultdict[tuple[str, str], list[Tile]] = defaultdict(list)
-    # The first image of every strip, then the second, so that a full section affects all strips equally.
-    for turn in range(_MOST_PER_STRIP):
-        for (label, split), indices in sample.items():
-            if turn >= len(indices):
+    # First image of every strip, second image of every strip, ...: the size limit of the section affects all strips.
+    for position in range(_MAX_PER_STRIP):
+        for (label, split), row_numbers in sample.items():
+            if position >= len(row_numbers):
                 continue
-            row = images.row(indices[turn])
+            row = images.row(row_numbers[position])
             picture = renderer.render(row, side_px, budget)
             if picture is not None:
                 tile = Tile(
@@ -176,10 +176,10 @@ def _render(
     return tiles
 
 
-_MOST_SETS = 30
-_MOST_MEMBERS = 6
+_MAX_SETS = 30
+_MAX_MEMBERS = 6
 _DUPLICATE_SIDE_PX = 160
-DUPLICATES_BUDGET_BYTES = 1_200_000  # for sets of both kinds
+DUPLICATES_BUDGET_BYTES = 1_200_000  # for exact copies and near duplicates together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class Member:
       key: key of the image, as display text.
       labels: classes of the image, as text.
       split: name of the split, or `dropped`.
-      picture: picture of the image; None if it is not stored, or the section is full.
+      picture: picture of the image; None if it is not stored, or if the size limit of the section is reached.
       facts: names and values about the image.
     """
 
@@ -207,7 +207,7 @@ class Cluster:
 
     Attributes:
       name: name of the set in the image table.
-      members: the first images, stored ones before dropped ones.
+      members: the first images of the set, with stored images before dropped copies.
       size: number of images.
       is_conflict: whether the images have different labels.
       is_leak: whether the images are in several splits.
@@ -222,10 +222,10 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Sets of duplicates of one kind.
+    """Sets of exact copies, or of near duplicates.
 
     Attributes:
-      clusters: the first sets: leaks, then label conflicts, then the largest.
+      clusters: the first sets, in this order: leaks, label conflicts, other sets; the largest first.
       sets: number of sets.
       images: number of images in all sets.
       conflicts: number of sets with different labels.
@@ -240,13 +240,13 @@ class Duplicates:
 
 
 def duplicates(images: Images, renderer: Renderer, column: str, budget: ByteBudget) -> Duplicates:
-    """Returns the sets of one kind.
+    """Returns the section of the sets of exact copies, or of near duplicates.
 
     Args:
       images: images of the dataset.
-      renderer: reader of the images.
+      renderer: renders the pictures.
       column: `cluster` for exact copies, `near` for near duplicates.
-      budget: limit of the size of the pictures.
+      budget: limit of the total size of the pictures.
 
     Raises:
       CorruptDataset: a record is damaged.
@@ -256,13 +256,13 @@ def duplicates(images: Images, renderer: Renderer, column: str, budget: ByteBudg
     return Duplicates(
         clusters=[
             Cluster(
-                name=one["name"],
-                members=_members(images, renderer, column, one["name"], budget),
-                size=one["size"],
-                is_conflict=one["is_conflict"],
-                is_leak=one["is_leak"],
+                name=row["name"],
+                members=_members(images, renderer, column, row["name"], budget),
+                size=row["size"],
+                is_conflict=row["is_conflict"],
+                is_leak=row["is_leak"],
             )
-            for one in images.database.query(_FIRST_SETS, most=_MOST_SETS).to_pylist()
+            for row in images.database.query(_FIRST_SETS, most=_MAX_SETS).to_pylist()
         ],
         **{name: int(total or 0) for name, total in totals.items()},
     )
@@ -282,15 +282,15 @@ _MEMBERS = "SELECT row FROM images WHERE {column} = $name ORDER BY shard < 0, ke
 
 def _members(images: Images, renderer: Renderer, column: str, name: str, budget: ByteBudget) -> list[Member]:
     members: list[Member] = []
-    for number in images.database.column(_MEMBERS.format(column=column), name=name, most=_MOST_MEMBERS).tolist():
+    for number in images.database.column(_MEMBERS.format(column=column), name=name, most=_MAX_MEMBERS).tolist():
         row = images.row(number)
         is_written = row["shard"] >= 0
         if is_written:
             picture = renderer.render(row, _DUPLICATE_SIDE_PX, budget)
         else:
-            # A dropped copy has no record, but its stored copy is the same image.
-            first = members[0].picture if column == "cluster" and members else None
-            picture = budget.spend(first) if first else None
+            # A dropped copy has no record, but the first member of an exact cluster is stored, and is the same image.
+            equal_picture = members[0].picture if column == "cluster" and members else None
+            picture = budget.spend(equal_picture) if equal_picture else None
         members.append(
             Member(
                 key=shown.short_path(row["key"], 80),
@@ -303,30 +303,30 @@ def _members(images: Images, renderer: Renderer, column: str, name: str, budget:
     return members
 
 
-# Less strict than those of the ingest, except for memory and time: 24 Mpx decode to 72 MB.
+# Less strict than the limits of the ingest, except for memory and time: the decoded pixels of 24 Mpx have 72 MB.
 _REJECTED_LIMITS = ImageLimits(
     max_bytes=20 << 20, max_pixels=24_000_000, min_side_px=1, max_aspect=100.0, max_seconds=10.0
 )
 
 
 def render_reject(source: str, uri: str, side_px: int) -> Picture | None:
-    """Returns the picture of a rejected file, or a placeholder with the reason if it cannot be decoded.
+    """Returns the picture of a rejected file.
 
     Args:
       source: directory that must contain the file after resolving links.
       uri: URI of the file, absolute or relative to `source`.
-      side_px: largest long side of the picture, pixels.
+      side_px: maximum long side of the picture, pixels.
 
     Returns:
-      the picture; None if the file must not be opened.
+      the picture, or a placeholder with the reason if it cannot be decoded; None if the file must not be opened.
     """
     data = _read_reject(source, uri)
     if data is None:
         return None
     try:
         return render_file(data, _REJECTED_LIMITS, ThumbnailOptions(side_px=side_px, damaged=True))
-    except BadImage as bad:
-        return placeholder(bad)
+    except BadImage as error:
+        return placeholder(error)
 
 
 def _read_reject(source: str, uri: str) -> bytes | None:
@@ -337,24 +337,24 @@ def _read_reject(source: str, uri: str) -> bytes | None:
         path = os.path.realpath(os.path.join(root, uri))
         if os.path.commonpath([root, path]) != root:
             return None
-        # Without blocking: the open of a named pipe might never return.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        # O_NONBLOCK, because opening a named pipe might never return.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except (OSError, ValueError):
         return None
     try:
-        status = os.fstat(number)
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _REJECTED_LIMITS.max_bytes:
             return None
-        with open(number, "rb", closefd=False) as stream:
+        with open(descriptor, "rb", closefd=False) as stream:
             return stream.read(_REJECTED_LIMITS.max_bytes)
     except OSError:
         return None
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
-_MOST_REJECTS = 200
-_MOST_FILES = 100  # opened, also without a picture
+_MAX_REJECTS = 200
+_MAX_FILES = 100  # maximum number of opened files, even if they give no picture
 _REJECT_SIDE_PX = 200
 _REJECTS_BUDGET_BYTES = 700_000
 
@@ -365,7 +365,7 @@ class RejectRow:
 
     Attributes:
       key: key of the image, as display text.
-      stage: stage of the ingest.
+      stage: stage of the ingest that rejected the image.
       reason: a `RejectReason` value.
       detail: observed and allowed value, as text.
       bytes: size of the file, as text.
@@ -381,16 +381,16 @@ class RejectRow:
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Names and values to display with the large picture."""
+        """Names and values to display with the enlarged picture."""
         return (("Image", self.key), ("Reason", self.reason), ("Detail", self.detail), ("File", self.bytes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejects:
-    """The rejects.
+    """The section of the rejects.
 
     Attributes:
-      rows: rows sorted by reason and key; for many rejects, a sample of each reason.
+      rows: rows sorted by reason and key; if there are many rejects, a sample for each reason.
       reasons: reason -> number of images, by descending number.
       total: number of rejected images.
       has_source: whether the source directory exists.
@@ -403,24 +403,24 @@ class Rejects:
 
 
 def rejects(tables: Iterable[pa.Table], source: str = "") -> Rejects:
-    """Returns the rejects; of each reason, some hundred rows are in memory.
+    """Returns the section on rejects; at most a few hundred rows per reason are in memory at a time.
 
     Args:
       tables: the rows of `rejects.parquet`.
-      source: directory of the source images; empty for no pictures.
+      source: directory of the source images; if empty, no pictures are shown.
     """
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
     counts: Counter[str] = Counter()
     for row in (row for table in tables for row in table.to_pylist()):
         counts[row["reason"]] += 1
         by_reason[row["reason"]].append(row)
-        if len(by_reason[row["reason"]]) >= 2 * _MOST_REJECTS:
+        if len(by_reason[row["reason"]]) >= 2 * _MAX_REJECTS:
             by_reason[row["reason"]] = _first_rejects(by_reason[row["reason"]])
-    turns = itertools.zip_longest(*(_first_rejects(rows) for _, rows in sorted(by_reason.items())))
-    sample = list(itertools.islice(filter(None, itertools.chain.from_iterable(turns)), _MOST_REJECTS))
+    rounds = itertools.zip_longest(*(_first_rejects(rows) for _, rows in sorted(by_reason.items())))
+    sample = list(itertools.islice(filter(None, itertools.chain.from_iterable(rounds)), _MAX_REJECTS))
     budget = ByteBudget(_REJECTS_BUDGET_BYTES)
     pictures = [
-        _reject_picture(source, row, budget) if source and index < _MOST_FILES else None
+        _reject_picture(source, row, budget) if source and index < _MAX_FILES else None
         for index, row in enumerate(sample)
     ]
     rows = [
@@ -440,7 +440,7 @@ def rejects(tables: Iterable[pa.Table], source: str = "") -> Rejects:
 
 
 def _first_rejects(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return heapq.nsmallest(_MOST_REJECTS, rows, key=lambda row: row["key"])
+    return heapq.nsmallest(_MAX_REJECTS, rows, key=lambda row: row["key"])
 
 
 def _reject_picture(source: str, row: Mapping[str, Any], budget: ByteBudget) -> Picture | None:

@@ -1,4 +1,4 @@
-"""Distributions by split: images per class, histograms of other facts with one line per split, and their extremes."""
+"""Sections of the report about distributions by split: images per class, histograms of facts, and extreme images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from components.dataset_report import shown
 from components.dataset_report.shown import ByteBudget, Facts, Images, Picture, Renderer
 
 _MAX_CLASSES = 200
-_MAX_BARS = 12
+_MAX_BARS = 12  # bars per class, one for each split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Images of one class in one split.
+    """A bar in the chart of class sizes: images of one class in one split.
 
     Attributes:
       split: name of the split.
@@ -36,7 +36,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRow:
-    """One class.
+    """A row of the chart of class sizes: one class.
 
     Attributes:
       label: name of the class.
@@ -54,10 +54,10 @@ class Balance:
     """Sizes of the classes.
 
     Attributes:
-      rows: rows in the order of the labels; with more than 200 classes only the largest and the smallest 100.
+      rows: rows in the order of the labels; of more than 200 classes, only the 100 largest and the 100 smallest.
       left_out: number of classes without a row.
-      largest: the row with the most images in the first split; None without classes.
-      smallest: the row with the fewest images in the first split; None without classes.
+      largest: row with the most images in the first split; None if there are no classes.
+      smallest: row with the fewest images in the first split; None if there are no classes.
     """
 
     rows: Sequence[ClassRow]
@@ -67,7 +67,7 @@ class Balance:
 
     @property
     def ratio(self) -> float:
-        """Ratio of the largest to the smallest class in the first split; infinite if the smallest is empty there."""
+        """Ratio of the largest to the smallest class in the first split; infinite if the smallest is empty."""
         if self.largest is None or self.smallest is None:
             return 1.0
         fewest = self.smallest.bars[0].images
@@ -83,8 +83,8 @@ def balance(dataset: Manifest) -> Balance:
     shown_rows = rows
     if len(rows) > _MAX_CLASSES:
         # The largest and the smallest classes show an imbalance.
-        ends = {row.label for row in (*by_size[: _MAX_CLASSES // 2], *by_size[-_MAX_CLASSES // 2 :])}
-        shown_rows = [row for row in rows if row.label in ends]
+        shown_labels = {row.label for row in (*by_size[: _MAX_CLASSES // 2], *by_size[-_MAX_CLASSES // 2 :])}
+        shown_rows = [row for row in rows if row.label in shown_labels]
     return Balance(
         rows=shown_rows,
         left_out=len(rows) - len(shown_rows),
@@ -106,17 +106,17 @@ _BINS = 24
 _LEVELS, _IN_LEVELS = (0.0, 255.0), "(0-255)"
 _MAX_SPLITS = 6
 _MAX_COLUMNS = 24  # user columns
-_MAX_VALUES = 12  # values of a column of names
-_LOG_RATIO = 50.0  # minimum ratio of maximum and minimum for a logarithmic axis
-_TAIL = 0.01  # share of values that a linear axis may cut off at an end
-_TAIL_RATIO = 3.0  # minimum ratio of their range and that of the others
+_MAX_VALUES = 12  # shown values of a text column
+_LOG_RATIO = 50.0  # minimum ratio of maximum to minimum for a logarithmic axis
+_TAIL = 0.01  # maximum share of values that a linear axis cuts off at each end
+_TAIL_RATIO = 3.0  # a tail is cut off if its range is larger than that of the other values by this factor
 # Size of the coordinate system of a chart, which the page scales.
 WIDTH, HEIGHT = 240.0, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One split in a chart.
+    """The line of one split in a histogram.
 
     Attributes:
       split: name of the split.
@@ -137,7 +137,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
-    """One bin, as an area with a tooltip.
+    """A bin of a histogram: an area with a tooltip.
 
     Attributes:
       x: left edge, in units of the chart.
@@ -152,15 +152,15 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """Histogram of a number.
+    """A histogram of a numeric fact or user column.
 
     Attributes:
-      title: name of the number, with its unit.
+      title: name of the fact or user column, with its unit.
       lines: one line per split.
       bins: bins in ascending order.
       ticks: values at the left, in the middle and at the right of the axis.
       is_log: whether the axis is logarithmic.
-      note: remark for the reader; may be empty.
+      note: numbers of values that are not finite or beyond the axis, as text; empty if there are none.
     """
 
     title: str
@@ -173,11 +173,11 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One value of a column of names.
+    """One value of a text column.
 
     Attributes:
       text: the value.
-      bars: per split: name, share of its images, 0-1, and number of images.
+      bars: for each split: its name, share of its images with this value, 0-1, and number of these images.
     """
 
     text: str
@@ -186,7 +186,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class TopValues:
-    """The most frequent values of a column of names.
+    """The most frequent values of a text column.
 
     Attributes:
       title: name of the column.
@@ -204,42 +204,42 @@ class Distributions:
     """Distributions of facts and user columns over the written images.
 
     Attributes:
-      numbers: histograms of numbers.
-      names: most frequent values of columns of names.
-      splits: names of the splits shown, in order.
+      histograms: histograms of numeric facts and user columns.
+      text_columns: most frequent values of text columns.
+      splits: names of the shown splits, in order.
       splits_left_out: number of splits that are not shown.
       columns_left_out: number of user columns that are not shown.
     """
 
-    numbers: Sequence[Histogram]
-    names: Sequence[TopValues]
+    histograms: Sequence[Histogram]
+    text_columns: Sequence[TopValues]
     splits: Sequence[str]
     splits_left_out: int
     columns_left_out: int
 
 
 def distributions(images: Images) -> Distributions:
-    """Counts size, aspect, bytes, brightness, channels and user columns of the written images, for each split."""
+    """Returns the distributions of size, aspect, bytes, brightness, channels and user columns of the written images."""
     splits = list(images.dataset.splits)[:_MAX_SPLITS]
-    numbers = []
+    histograms = []
     for title, value in _number_columns(images.dataset).items():
         query = _IMAGE_VALUES.format(value=value)
         by_split = {split: images.database.sorted_numbers(query, split=split) for split in splits}
-        numbers.append(histogram(title, by_split, _LEVELS if _IN_LEVELS in title else None))
+        histograms.append(histogram(title, by_split, _LEVELS if _IN_LEVELS in title else None))
     columns = dict(zip(*images.database.query(_USER_COLUMNS).to_pydict().values(), strict=True))
-    names = []
+    text_columns = []
     for name in sorted(columns)[:_MAX_COLUMNS]:
         title = shown.text(name, 60)
         if columns[name]:
             by_split = {
                 split: images.database.sorted_numbers(_COLUMN_VALUES, split=split, name=name) for split in splits
             }
-            numbers.append(histogram(title, by_split))
+            histograms.append(histogram(title, by_split))
         else:
-            names.append(_top_values(images, title, name, splits))
+            text_columns.append(_top_values(images, title, name, splits))
     return Distributions(
-        numbers=[chart for chart in numbers if chart.lines],
-        names=names,
+        histograms=[chart for chart in histograms if chart.lines],
+        text_columns=text_columns,
         splits=splits,
         splits_left_out=len(images.dataset.splits) - len(splits),
         columns_left_out=max(0, len(columns) - _MAX_COLUMNS),
@@ -247,33 +247,33 @@ def distributions(images: Images) -> Distributions:
 
 
 def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float, float] | None = None) -> Histogram:
-    """Returns the histogram of numbers.
+    """Returns a histogram with a line for each split.
 
     Args:
-      title: name of the number, with its unit.
+      title: name of the fact or user column, with its unit.
       values: split -> numbers in ascending order, NaN last, float64[images]; a split without numbers has no line.
-        Numbers that are not finite are ignored. The note contains their count, and that of numbers beyond the axis.
-      limits: ends of the axis, which include all numbers; None for minimum and maximum of the numbers.
+        Numbers that are not finite are ignored, but counted in the note, like numbers beyond the axis.
+      limits: ends of the axis, if all numbers lie between them; None to derive the axis from the numbers.
     """
     finite = {split: divergence.finite_part(numbers) for split, numbers in values.items()}
-    ignored = sum(len(values[split]) - len(numbers) for split, numbers in finite.items())
+    ignored_count = sum(len(values[split]) - len(numbers) for split, numbers in finite.items())
     finite = {split: numbers for split, numbers in finite.items() if len(numbers)}
-    note = f"{plural(ignored, 'value')} not finite" if ignored else ""
+    note = f"{plural(ignored_count, 'value')} not finite" if ignored_count else ""
     if not finite:
         return Histogram(title=title, lines=(), bins=(), ticks=("", "", ""), is_log=False, note=note)
-    edges, is_log = _edges(list(finite.values()), limits)
+    edges, is_log = _axis_edges(list(finite.values()), limits)
     counts = {split: np.histogram(numbers, edges)[0] for split, numbers in finite.items()}
-    beyond = 0
+    beyond_count = 0
     for split, numbers in finite.items():
-        ends = np.searchsorted(numbers, edges[0]), len(numbers) - np.searchsorted(numbers, edges[-1], "right")
-        counts[split][[0, -1]] += ends
-        beyond += int(sum(ends))
-    cut_off = f"{plural(beyond, 'value')} beyond the axis, in its outer bins" if beyond else ""
-    note = "; ".join(filter(None, (note, cut_off)))
+        tail_counts = np.searchsorted(numbers, edges[0]), len(numbers) - np.searchsorted(numbers, edges[-1], "right")
+        counts[split][[0, -1]] += tail_counts
+        beyond_count += int(sum(tail_counts))
+    beyond_note = f"{plural(beyond_count, 'value')} beyond the axis, in its outer bins" if beyond_count else ""
+    note = "; ".join(filter(None, (note, beyond_note)))
     tallest = max(float((images / images.sum()).max()) for images in counts.values())
     lines = [_line(split, numbers, counts[split], tallest) for split, numbers in finite.items()]
     middle = float(np.sqrt(edges[0] * edges[-1]) if is_log else (edges[0] + edges[-1]) / 2)
-    ticks = (shown.number(_short(edges[0], 3)), shown.number(_short(middle, 3)), shown.number(_short(edges[-1], 3)))
+    ticks = (shown.number(_round(edges[0], 3)), shown.number(_round(middle, 3)), shown.number(_round(edges[-1], 3)))
     if len(edges) == 2:  # a single value
         ticks = ("", shown.number(edges[0]), "")
     return Histogram(title=title, lines=lines, bins=_bins(edges, counts), ticks=ticks, is_log=is_log, note=note)
@@ -293,7 +293,7 @@ _FIRST_TEXTS = """
 
 
 def _top_values(images: Images, title: str, name: str, splits: Sequence[str]) -> TopValues:
-    """Returns the most frequent values of a user column of names."""
+    """Returns the most frequent values of a text column, over the given splits."""
     images.database.run(_TEXT_COUNTS, name=name, splits=list(splits))
     totals = dict(zip(*images.database.query(_TEXT_TOTALS).to_pydict().values(), strict=True))
     counts: dict[str, dict[str, int]] = {}
@@ -316,7 +316,7 @@ def _top_values(images: Images, title: str, name: str, splits: Sequence[str]) ->
 
 
 def _number_columns(dataset: Manifest) -> dict[str, str]:
-    """Returns title -> expression of the numbers of an image."""
+    """Returns title -> SQL expression of a numeric fact of an image."""
     columns = {
         "Short side (pixels)": "least(height, width)",
         "Aspect (width : height)": "width / height",
@@ -329,7 +329,7 @@ def _number_columns(dataset: Manifest) -> dict[str, str]:
     return columns
 
 
-def _edges(values: Sequence[np.ndarray], limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:
+def _axis_edges(values: Sequence[np.ndarray], limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:
     if limits:
         return np.linspace(*limits, _BINS + 1), False
     low, high = float(min(numbers[0] for numbers in values)), float(max(numbers[-1] for numbers in values))
@@ -337,20 +337,20 @@ def _edges(values: Sequence[np.ndarray], limits: tuple[float, float] | None) -> 
         return np.array([low, high]), False
     bins = min(_BINS, len(set(itertools.chain.from_iterable(map(_first_distinct, values)))))
     is_log = low > 0 and high / low >= _LOG_RATIO
-    cuts = [(numbers[count], numbers[-1 - count]) for numbers in values for count in [int(_TAIL * len(numbers))]]
-    inner_low, inner_high = float(min(first for first, _ in cuts)), float(max(last for _, last in cuts))
-    # With a long tail, and a 0 for which there is no logarithm, all other values would be in one bin.
-    longest = _TAIL_RATIO * (inner_high - inner_low)
-    if longest and not is_log:
-        low = inner_low if inner_low - low > longest else low
-        high = inner_high if high - inner_high > longest else high
+    inner = [(numbers[count], numbers[-1 - count]) for numbers in values for count in [int(_TAIL * len(numbers))]]
+    inner_low, inner_high = float(min(least for least, _ in inner)), float(max(most for _, most in inner))
+    # If values include 0, the axis cannot be logarithmic; then, with a long tail, all other values would be in one bin.
+    longest_tail = _TAIL_RATIO * (inner_high - inner_low)
+    if longest_tail and not is_log:
+        low = inner_low if inner_low - low > longest_tail else low
+        high = inner_high if high - inner_high > longest_tail else high
     edges = np.geomspace(low, high, bins + 1) if is_log else np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding must exclude no value
+    edges[0], edges[-1] = low, high  # rounding must not exclude a value
     return edges, is_log
 
 
 def _first_distinct(numbers: np.ndarray) -> Iterator[float]:
-    """Yields the first distinct numbers, as many as there are bins."""
+    """Yields the smallest distinct values of sorted numbers, at most `_BINS`."""
     index = 0
     for _ in range(_BINS):
         if index < len(numbers):
@@ -359,47 +359,47 @@ def _first_distinct(numbers: np.ndarray) -> Iterator[float]:
 
 
 def _line(split: str, values: np.ndarray, counts: np.ndarray, tallest: float) -> Line:
-    heights = HEIGHT * (1 - counts / counts.sum() / tallest)
-    step = WIDTH / len(counts)
-    steps = " ".join(f"V{height:.1f}H{step * (index + 1):.1f}" for index, height in enumerate(heights))
+    y_values = HEIGHT * (1 - counts / counts.sum() / tallest)  # SVG: 0 is at the top
+    bin_width = WIDTH / len(counts)
+    steps = " ".join(f"V{y:.1f}H{bin_width * (index + 1):.1f}" for index, y in enumerate(y_values))
     edge = f"M0 {HEIGHT:.1f}{steps}V{HEIGHT:.1f}"
     low, median, high = (
-        shown.number(_short(float(value))) for value in (values[0], divergence.median(values), values[-1])
+        shown.number(_round(float(value))) for value in (values[0], divergence.median(values), values[-1])
     )
     return Line(split=split, area=f"{edge}Z", edge=edge, low=low, median=median, high=high)
 
 
 def _bins(edges: np.ndarray, counts: Mapping[str, np.ndarray]) -> list[Bin]:
-    step = WIDTH / (len(edges) - 1)
+    width = WIDTH / (len(edges) - 1)
     bins = []
     for index, (low, high) in enumerate(itertools.pairwise(edges)):
-        limits = shown.number(_short(low)) + ("" if low == high else f" to {shown.number(_short(high))}")
+        range_text = shown.number(_round(low)) + ("" if low == high else f" to {shown.number(_round(high))}")
         lines = [
             f"{split}: {plural(int(images[index]), 'image')}, {shown.percent(images[index] / images.sum())}"
             for split, images in counts.items()
         ]
-        bins.append(Bin(x=round(index * step, 1), width=round(step, 1), title="\n".join([limits, *lines])))
+        bins.append(Bin(x=round(index * width, 1), width=round(width, 1), title="\n".join([range_text, *lines])))
     return bins
 
 
-def _short(value: float, digits: int = 4) -> float:
-    """Rounds a number to significant digits."""
+def _round(value: float, digits: int = 4) -> float:
+    """Returns a number, rounded to significant digits."""
     return float(f"{value:.{digits}g}")
 
 
-_MOST_EXTREMES = 8
+_MAX_EXTREMES = 8
 _EXTREME_SIDE_PX = 100
 _EXTREMES_BUDGET_BYTES = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extreme:
-    """An image at the end of a distribution.
+    """An image with an extreme value of a fact.
 
     Attributes:
       key: key of the image, as display text.
-      value: its value, as text.
-      picture: picture of the image; None if the section is full.
+      value: value of the fact, as text.
+      picture: picture of the image; None if the size limit of the section is reached.
       facts: names and values about the image.
     """
 
@@ -414,9 +414,9 @@ class Extremes:
     """The images at one end of a distribution.
 
     Attributes:
-      title: what they are most.
-      images: the images, the most extreme one first.
-      limit: setting that would stop all of them; empty where no limit does.
+      title: common property, such as `Darkest`.
+      images: the images, the most extreme image first.
+      limit: setting that would reject all these images or stop the pipeline; empty if there is no such setting.
     """
 
     title: str
@@ -426,27 +426,27 @@ class Extremes:
 
 @dataclass(frozen=True)
 class _End:
-    """One end of a distribution: SQL of the value, of which the smallest are shown, and its texts."""
+    """One end of a distribution; the images with the smallest values are shown."""
 
-    value: str
-    text: Callable[[float], str]
-    limit: Callable[[float], str] = lambda _: ""
-    of_channels: bool = False
+    value: str  # SQL expression
+    text: Callable[[float], str]  # returns a value as text
+    limit: Callable[[float], str] = lambda _: ""  # returns `Extremes.limit` for the largest shown value
+    needs_channels: bool = False  # whether the value needs the channel statistics
 
 
-def _max_aspect(aspect: float) -> str:
-    below = (math.ceil(aspect * 100 - 1e-9) - 1) / 100
-    return f"ingest.limits.max_aspect: {below:.2f}" if below >= 1 else ""
+def _max_aspect_setting(aspect: float) -> str:
+    lower_limit = (math.ceil(aspect * 100 - 1e-9) - 1) / 100  # the largest limit with two decimals below `aspect`
+    return f"ingest.limits.max_aspect: {lower_limit:.2f}" if lower_limit >= 1 else ""
 
 
 _ENDS = {
-    "Darkest": _End("list_avg(mean_rgb)::DOUBLE", lambda value: f"{value:.1f} of 255", of_channels=True),
-    "Brightest": _End("-list_avg(mean_rgb)::DOUBLE", lambda value: f"{-value:.1f} of 255", of_channels=True),
+    "Darkest": _End("list_avg(mean_rgb)::DOUBLE", lambda value: f"{value:.1f} of 255", needs_channels=True),
+    "Brightest": _End("-list_avg(mean_rgb)::DOUBLE", lambda value: f"{-value:.1f} of 255", needs_channels=True),
     "Flattest": _End(
         "list_max(var_rgb)::DOUBLE",
         lambda value: f"σ² {value:.4g}",
         lambda value: f"gate.blank_variance: {value * 1.001 + 0.001:.4g}, gate.max_blank_ratio: 0",
-        of_channels=True,
+        needs_channels=True,
     ),
     "Smallest": _End(
         "least(source_height, source_width)::DOUBLE",
@@ -456,7 +456,7 @@ _ENDS = {
     "Longest for their width or height": _End(
         "-greatest(source_height / source_width, source_width / source_height)::DOUBLE",
         lambda value: f"{-value:.2f} : 1",
-        lambda value: _max_aspect(-value),
+        lambda value: _max_aspect_setting(-value),
     ),
     "Most compressed": _End("bytes / (height::DOUBLE * width)", lambda value: f"{8 * value:.2f} bit/px"),
 }
@@ -466,21 +466,21 @@ _HAS_RANGE = "SELECT count(*) FROM images WHERE place <> '' HAVING min({value}) 
 
 
 def extremes(images: Images, renderer: Renderer) -> list[Extremes]:
-    """Returns the images at the ends of the distributions; a value that all images share has none.
+    """Returns the images at the ends of the distributions, except for facts with the same value in all images.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
     budget = ByteBudget(_EXTREMES_BUDGET_BYTES)
-    found = []
+    sections = []
     for title, end in _ENDS.items():
-        if end.of_channels and not images.dataset.channels:
+        if end.needs_channels and not images.dataset.channels:
             continue
         if not images.database.query(_HAS_RANGE.format(value=end.value)).num_rows:
             continue
-        first = images.database.query(_FIRST_ROWS.format(value=end.value), most=_MOST_EXTREMES).to_pylist()
-        rows = [(images.row(item["row"]), item["value"]) for item in first]
-        found.append(
+        items = images.database.query(_FIRST_ROWS.format(value=end.value), most=_MAX_EXTREMES).to_pylist()
+        rows = [(images.row(item["row"]), item["value"]) for item in items]
+        sections.append(
             Extremes(
                 title=title,
                 images=[
@@ -495,4 +495,4 @@ def extremes(images: Images, renderer: Renderer) -> list[Extremes]:
                 limit=end.limit(rows[-1][1]),
             )
         )
-    return found
+    return sections

@@ -1,4 +1,4 @@
-"""Renders the report of a dataset, its model and its run, and the folder of pages with all images."""
+"""Renders the report about a dataset, a model and a run, and the folder of pages with all images of a dataset."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def render(
 ) -> str:
     """Returns the report of a published dataset as one self-contained HTML page of under 10 MB.
 
-    Pictures and rows are samples of bounded size; the page states how many are omitted. Equal datasets and arguments
+    The number of pictures and rows is limited; the page states the number of omitted ones. Equal datasets and arguments
     result in equal pages.
 
     Args:
       directory: directory of the dataset.
-      evaluation: figures of Evaluator for a model of the dataset.
+      evaluation: results of Evaluator for a model of the dataset.
       verdict: content of the `verdict.json` of the gate.
       model: directory of a SavedModel trained on the dataset, for predictions on the evaluation split.
       input_options: `InputOptions` as JSON values, for the preview of augmentation.
-      run: training, durations and lineage.
+      run: training, durations and lineage of a run of the pipeline.
       source: directory of the source images, for pictures of the rejects; no file outside of it is opened.
 
     Raises:
@@ -101,8 +101,8 @@ def render(
         )
 
 
-_PAGE_IMAGES = 500
-_MOST_IMAGES = 1_000_000
+_PAGE_IMAGES = 500  # maximum number of images of a page
+_MAX_IMAGES = 1_000_000  # maximum number of images of the folder
 _SIDE_PX = 96
 _GROUPS = """
     SELECT classes.label AS label, place, list(row ORDER BY row) AS rows FROM classes JOIN images USING (row)
@@ -112,13 +112,13 @@ _ROWS = "SELECT * EXCLUDE (place, labels) FROM images WHERE row IN (SELECT unnes
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Images that follow one another on pages of a folder.
+    """Images on consecutive pages of the folder.
 
     Attributes:
-      title: what they have in common.
-      stem: beginning of the names of its pages.
-      rows: rows of the image table, int64[images].
-      facts: row -> further facts.
+      title: common property of the images, such as class and split.
+      stem: beginning of the names of the pages.
+      rows: row numbers in the image table, int64[images].
+      facts: row number -> names and values to display with the image, besides those of the dataset.
     """
 
     title: str
@@ -131,7 +131,7 @@ class _Group:
         return len(self.rows)
 
     @property
-    def pages(self) -> int:
+    def page_count(self) -> int:
         return -(-len(self.rows) // _PAGE_IMAGES)
 
     @property
@@ -139,28 +139,28 @@ class _Group:
         return self.page(1)
 
     def page(self, number: int) -> str:
-        """Returns the name of a page; empty outside of 1 to `pages`."""
-        return f"{self.stem}-{number}.html" if 1 <= number <= self.pages else ""
+        """Returns the file name of a page; empty if the number is not in 1 to `page_count`."""
+        return f"{self.stem}-{number}.html" if 1 <= number <= self.page_count else ""
 
 
 def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watch) -> int:
     """Writes all images of a published dataset as a folder of pages with an index, and returns the number of images.
 
-    A page has at most 500 images of one class and split, or of one predicted class. Of more than a million images every
-    n-th is shown. The pages load nothing and have links to one another only. One page at a time is in memory.
+    A page has at most 500 images of one class and split, or of one predicted class. Of more than a million images, only
+    every n-th is shown. The pages load no files, and link only to one another. One page at a time is in memory.
 
     Args:
       directory: directory of the dataset.
       out: directory to write, new or empty.
       model: directory of a SavedModel trained on the dataset, for predictions on the evaluation split.
-      watch: shows the progress.
+      watch: displays the progress.
 
     Raises:
       UsageError: the directory is not a dataset, `out` cannot be used, or the model was not trained on the dataset.
       CorruptDataset: a file of the dataset is damaged.
     """
     dataset, path = manifest.load(directory), staging.check(out)
-    every = -(-max(1, dataset.counts.written) // _MOST_IMAGES)
+    every = -(-max(1, dataset.counts.written) // _MAX_IMAGES)
     system.local_progress.reset()
     with (
         disk.explain_errors("writing the pages", path, resumable=False),
@@ -168,14 +168,14 @@ def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watc
         staging.staged(path) as stage,
     ):
         predictions = predict(images, directory, model) if model else None
-        found = images.database.query(_GROUPS, every=every).to_pylist()
-        labels = {label: number for number, label in enumerate((*dataset.labels, shown.NO_CLASS))}
+        class_rows = images.database.query(_GROUPS, every=every).to_pylist()
+        label_numbers = {label: number for number, label in enumerate((*dataset.labels, shown.NO_CLASS))}
         by_class: dict[str, dict[str, _Group]] = {}
-        for one in found:
-            label, split = one["label"], one["place"]
-            stem = f"class-{labels.setdefault(label, len(labels)):04d}-{split}"
+        for entry in class_rows:
+            label, split = entry["label"], entry["place"]
+            stem = f"class-{label_numbers.setdefault(label, len(label_numbers)):04d}-{split}"
             by_class.setdefault(label, {})[split] = _Group(
-                title=f"{label}, {split}", stem=stem, rows=one["rows"], facts={}
+                title=f"{label}, {split}", stem=stem, rows=entry["rows"], facts={}
             )
         predicted = list(_predicted_groups(predictions, dataset)) if predictions else []
         groups = [group for splits in by_class.values() for group in splits.values()]
@@ -189,8 +189,8 @@ def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watc
             "title": title(dataset),
             "dataset": dataset,
             "every": every,
-            "shown": len({row for one in found for row in one["rows"]}),
-            "classes": {label: by_class[label] for label in sorted(by_class, key=labels.__getitem__)},
+            "shown": len({row for entry in class_rows for row in entry["rows"]}),
+            "classes": {label: by_class[label] for label in sorted(by_class, key=label_numbers.__getitem__)},
             "predicted": predicted,
             "predictions": predictions,
         }
@@ -200,38 +200,38 @@ def render_all(directory: str, out: str, model: str = "", watch: Watch = no_watc
 
 
 def _predicted_groups(predictions: Predictions, dataset: Manifest) -> Iterator[tuple[str, _Group, int]]:
-    """Yields class, images and number of wrong ones for each class that was predicted; wrong ones first."""
+    """Yields class, images and number of wrong predictions of each predicted class; wrong predictions come first."""
     wrong, certainty = predictions.predicted != predictions.true, predictions.certainty
-    for place, label in enumerate(dataset.labels):
-        members = np.flatnonzero(predictions.predicted == place)
+    for index, label in enumerate(dataset.labels):
+        members = np.flatnonzero(predictions.predicted == index)
         if len(members):
             order = members[np.lexsort((-certainty[members], ~wrong[members]))]
-            facts = {int(predictions.rows[one]): (predictions.fact(one, dataset.labels),) for one in order}
-            group = _Group(title=f"Predicted as {label}", stem=f"predicted-{place:04d}", rows=list(facts), facts=facts)
+            facts = {int(predictions.rows[image]): (predictions.fact(image, dataset.labels),) for image in order}
+            group = _Group(title=f"Predicted as {label}", stem=f"predicted-{index:04d}", rows=list(facts), facts=facts)
             yield label, group, int(wrong[members].sum())
 
 
 def _write_group(images: Images, renderer: Renderer, group: _Group, folder: str) -> None:
-    for number in range(1, group.pages + 1):
-        rows = list(group.rows[_PAGE_IMAGES * (number - 1) : _PAGE_IMAGES * number])
-        found = {row["row"]: row for row in images.database.query(_ROWS, rows=rows).to_pylist()}
-        make = partial(_make_tile, images, renderer, group)
+    for page_number in range(1, group.page_count + 1):
+        numbers = list(group.rows[_PAGE_IMAGES * (page_number - 1) : _PAGE_IMAGES * page_number])
+        rows = {row["row"]: row for row in images.database.query(_ROWS, rows=numbers).to_pylist()}
+        make_tile = partial(_make_tile, images, renderer, group)
         values = {
             "title": group.title,
             "count": group.count,
-            "number": number,
-            "numbers": group.pages,
-            "before": group.page(number - 1),
-            "after": group.page(number + 1),
+            "number": page_number,
+            "numbers": group.page_count,
+            "before": group.page(page_number - 1),
+            "after": group.page(page_number + 1),
             "has_predictions": bool(group.facts),
-            "tiles": list(system.map_ordered(make, (found[row] for row in rows), system.cores())),
+            "tiles": list(system.map_ordered(make_tile, (rows[number] for number in numbers), system.cores())),
         }
         page = render_page(_TEMPLATES, "folder_page", values, _FILTERS, look="page")
-        storage.write_bytes(storage.join(folder, group.page(number)), page.encode(), durable=False)
+        storage.write_bytes(storage.join(folder, group.page(page_number)), page.encode(), durable=False)
 
 
 def _make_tile(images: Images, renderer: Renderer, group: _Group, row: dict[str, Any]) -> Tile:
-    # Plain text, because the section of duplicates is on another page.
+    # Values as plain text instead of links to the section of duplicates, which is not in the folder.
     facts = (*group.facts.get(row["row"], ()), *((name, str(value)) for name, value in images.facts(row)))
     picture = renderer.picture(row, renderer.values(row), _SIDE_PX)
     system.local_progress.add(Progress(1))

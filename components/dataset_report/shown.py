@@ -1,7 +1,7 @@
-"""Contents of the sections of the page: names, numbers and paths as text, rows of the image table, and pictures.
+"""Contents of the sections of the report: names, numbers and paths as text, rows of the image table, and pictures.
 
-The templates escape the texts. Counts are queries; single rows are read on demand. A picture is a `data:` URL, and the
-total size of the pictures of a section is limited.
+The templates escape the texts. The database counts images; single rows are read when needed. A picture is a `data:`
+URL, and the total size of the pictures of a section is limited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from beam_jobs.options import STORED_LIMITS, ImageLimits
 from beam_jobs.rejects import RejectReason
 from beam_jobs.storage.database import Database
 
-_MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
+_MAX_LENGTH = 120  # characters, so that a name of a megabyte does not enlarge the page
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
 _HOME = re.compile(
     r"^(?:file:/+(?=[^/]))?(?:/?home/[^/]+|/?Users/[^/]+|/?root|~[^/\\]*|[A-Za-z]:[\\/]Users[\\/][^\\/]+)(?=[\\/]|$)"
@@ -39,9 +39,9 @@ def text(value: object, most: int = _MAX_LENGTH) -> str:
 
     Args:
       value: untrusted value.
-      most: largest number of characters, at least 8.
+      most: maximum number of characters, at least 8.
     """
-    # Shortened first, so that the search for paths is fast.
+    # The line is shortened first, so that the search for paths is fast.
     line = str(value)
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
@@ -55,12 +55,12 @@ def lines(value: str) -> str:
 
 
 def short_path(value: str, most: int = _MAX_LENGTH) -> str:
-    """Returns a path or URI as a line; for an absolute path, which may contain a user name, the last two parts."""
+    """Returns a path or URI as one line; of an absolute path, which may contain a user name, the last two parts."""
     return text(_without_owner(value) if _ABSOLUTE.match(value) else value, most)
 
 
 def _without_owner(path: str) -> str:
-    """Returns the last two parts of an absolute path without its home directory; a short path is unchanged."""
+    """Returns the last two parts of an absolute path; a path of up to two parts outside of a home is unchanged."""
     relative = _HOME.sub("", path)
     parts = [part for part in re.split(r"[\\/]+", relative) if part]
     if relative == path and len(parts) <= 2:
@@ -69,7 +69,7 @@ def _without_owner(path: str) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a number with the digits a reader wants: `12,345`, `3.14`, `0.0021`."""
+    """Returns a number as text with four significant digits, or all digits of the integer part: `12,345`, `3.14`."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -82,13 +82,13 @@ def percent(share: float) -> str:
 
 NO_CLASS = "no class"
 DROPPED = "dropped"
-_MOST_COLUMNS = 8  # user columns in the facts of a picture
+_MAX_COLUMNS = 8  # user columns in the facts of a picture
 
-Facts = tuple[tuple[str, str], ...]
+Facts = tuple[tuple[str, str], ...]  # names and values to display with an image
 
 
 class SetName(str):
-    """Text of a fact that names a set of duplicates.
+    """The name of a set of duplicates as a fact, from which the page makes a link.
 
     Attributes:
       anchor: id of the set in the section of duplicates, unique in the page.
@@ -97,37 +97,37 @@ class SetName(str):
     anchor: str
 
     def __new__(cls, column: str, name: str) -> SetName:
-        """Builds the text from the column and the name in the image table."""
-        made = super().__new__(cls, f"set {name}")
-        made.anchor = column[0] + name
-        return made
+        """Returns the text for a set by its column, `cluster` or `near`, and its name in the image table."""
+        set_name = super().__new__(cls, f"set {name}")
+        set_name.anchor = column[0] + name
+        return set_name
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a dataset, dropped ones included.
+    """The images of a dataset, including dropped copies.
 
     Attributes:
-      database: the rows of the image table as `images`, with `place`, the split, empty for an image
-        without a record, and `labels`, the classes as one text; `classes` with `row` and `label`, a row for
-        each class of an image, `NO_CLASS` without any; and `user_values`, the values of user columns of images with a
-        record, see `lookup.open_images`, with `place`.
-      dataset: the manifest.
+      database: database of these views. `images` has the rows of the image table, with `place`, the split or, for an
+        image without a record, an empty text; and with `labels`, the classes as one text. `classes` has a `row` and a
+        `label` for each class of an image, `NO_CLASS` if it has none. `user_values` has the values of user columns of
+        images with a record, see `lookup.open_images`, with `place`.
+      dataset: manifest of the dataset.
     """
 
     database: Database
     dataset: Manifest
 
     def row(self, number: int) -> dict[str, Any]:
-        """Returns the row of a number with all columns of the image table."""
+        """Returns the row with a number, with all columns of the image table."""
         return self.database.query(_ROW, number=number).to_pylist()[0]
 
-    def facts(self, row: Mapping[str, Any], columns: int = _MOST_COLUMNS) -> Facts:
-        """Returns names and values to display with the large picture of a row.
+    def facts(self, row: Mapping[str, Any], columns: int = _MAX_COLUMNS) -> Facts:
+        """Returns names and values to display with the enlarged picture of a row.
 
         Args:
-          row: row of the table.
-          columns: largest number of user columns.
+          row: row of the image table.
+          columns: maximum number of user columns.
         """
         labels, source = self.labels(row), (row["source_width"], row["source_height"])
         resized = "" if source == (row["width"], row["height"]) else f", from {source[0]:,} x {source[1]:,}"
@@ -142,12 +142,12 @@ class Images:
             ("Copies", SetName("cluster", row["cluster"]) if row["cluster"] else ""),
             ("Looks like", SetName("near", row["near"]) if row["near"] else ""),
         ]
-        extra = schemas.cell(row["extra"] or "{}")
+        extra = schemas.parse_cell(row["extra"] or "{}")
         pairs += [(text(name, 60), text(extra[name], 80)) for name in sorted(extra)[:columns]]
         return tuple((name, value) for name, value in pairs if value)
 
     def labels(self, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the class names of a row; `NO_CLASS` without any."""
+        """Returns the class names of a row; `NO_CLASS` if it has none."""
         if self.dataset.label_kind == "single":
             return (row["label"],)
         annotations = schemas.parse_annotations(row["annotations"])
@@ -171,7 +171,7 @@ _USER_VALUES = """
 
 @contextlib.contextmanager
 def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
-    """Yields the images of a dataset, whose rows are in a database until the end of the block.
+    """Yields the images of a dataset with their rows in a database, which is closed at the end of the block.
 
     Raises:
       CorruptDataset: the image table is damaged.
@@ -185,7 +185,7 @@ def open_images(directory: str, dataset: Manifest) -> Iterator[Images]:
         yield Images(database, dataset)
 
 
-# Reasons for a limit that stopped the decoder; the bytes of the image may be sound.
+# Rejects because of a limit of the decoder; the image itself may be undamaged.
 _LIMIT_REASONS = (
     RejectReason.DECODER_CRASHED,
     RejectReason.TOO_LARGE,
@@ -202,7 +202,7 @@ class Picture:
       url: `data:` URL of a JPEG or PNG file; empty for a placeholder.
       width: width, pixels.
       height: height, pixels.
-      problem: reason for a placeholder; empty for a picture.
+      problem: reason for the placeholder; empty if there is a picture.
     """
 
     url: str
@@ -212,7 +212,7 @@ class Picture:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether its pixels should remain visible in the enlarged picture."""
+        """Whether the picture is so small that it is enlarged without smoothing."""
         return max(self.width, self.height) <= TINY_PX
 
 
@@ -221,13 +221,13 @@ class ByteBudget:
     """Limit of the total size of the pictures of a section.
 
     Attributes:
-      free_bytes: number of bytes that remain.
+      free_bytes: remaining number of bytes.
     """
 
     free_bytes: int
 
     def spend(self, picture: Picture) -> Picture | None:
-        """Returns the picture and subtracts its size; None if it does not fit."""
+        """Subtracts the size of a picture and returns the picture; None if it exceeds the remaining bytes."""
         if len(picture.url) > self.free_bytes:
             return None
         self.free_bytes -= len(picture.url)
@@ -235,10 +235,10 @@ class ByteBudget:
 
 
 class Renderer:
-    """Renders the images of a dataset."""
+    """Renders pictures of the images of a dataset."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Builds it without opening a file.
+        """Builds the renderer without opening a file.
 
         Args:
           directory: directory of the dataset.
@@ -248,7 +248,7 @@ class Renderer:
         self._dataset = dataset
 
     def values(self, row: Mapping[str, Any]) -> dict[str, list]:
-        """Returns the record of a written row of the image table, feature name -> values.
+        """Returns the record of a row of the image table that has one, as feature name -> values.
 
         Raises:
           CorruptDataset: the record is missing or damaged.
@@ -256,7 +256,7 @@ class Renderer:
         return read_row_record(self._directory, self._dataset, row)
 
     def render(self, row: Mapping[str, Any], side_px: int, budget: ByteBudget) -> Picture | None:
-        """Returns the picture of a row, with a long side of at most `side_px`; None if the section is full.
+        """Returns the picture of a row, with a long side of at most `side_px`; None if the budget is spent.
 
         Raises:
           CorruptDataset: the record is missing or damaged, or its image is damaged.
@@ -266,13 +266,13 @@ class Renderer:
         return budget.spend(self.picture(row, self.values(row), side_px))
 
     def picture(self, row: Mapping[str, Any], values: Mapping[str, list], side_px: int, max_pixels: int = 0) -> Picture:
-        """Returns the picture of a record, or a placeholder if a limit forbids the decode.
+        """Returns the picture of a record, or a placeholder if a limit stops the decoder.
 
         Args:
           row: row of the image table.
           values: values of its record.
-          side_px: largest long side of the picture, pixels.
-          max_pixels: largest number of pixels of the stored image; 0 for the limit of the ingest.
+          side_px: maximum long side of the picture, pixels.
+          max_pixels: maximum number of pixels of the stored image; 0 for the limit of the ingest.
 
         Raises:
           CorruptDataset: the image is damaged.
@@ -283,16 +283,16 @@ class Renderer:
             size = (int(values[record.HEIGHT][0]), int(values[record.WIDTH][0])) if is_raw else None
             return render_file(values[record.ENCODED][0], limits, ThumbnailOptions(side_px=side_px, raw_size=size))
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise self._corrupt(row, f"is not of this format: {error!r}") from error
-        except BadImage as bad:
-            if bad.reason in _LIMIT_REASONS:
-                return placeholder(bad)
-            raise self._corrupt(row, f"cannot be shown: {bad}") from bad
+            raise self._corrupt_error(row, f"is not of this format: {error!r}") from error
+        except BadImage as error:
+            if error.reason in _LIMIT_REASONS:
+                return placeholder(error)
+            raise self._corrupt_error(row, f"cannot be shown: {error}") from error
 
-    def _corrupt(self, row: Mapping[str, Any], problem: str) -> CorruptDataset:
+    def _corrupt_error(self, row: Mapping[str, Any], problem: str) -> CorruptDataset:
         path = self._dataset.shard_paths(self._directory, row["split"])[row["shard"]]
-        place = f"{path} offset {row['offset']}"
-        return CorruptDataset(f"{place}: the image {row['key']!r} {problem}; `feedline verify` says more")
+        location = f"{path} offset {row['offset']}"
+        return CorruptDataset(f"{location}: the image {row['key']!r} {problem}; `feedline verify` says more")
 
 
 def render_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Picture:
@@ -309,15 +309,15 @@ def render_pixels(pixels: np.ndarray, side_px: int) -> Picture:
 
     Args:
       pixels: uint8[height, width, 3].
-      side_px: largest long side of the picture, pixels; smaller pictures are not enlarged.
+      side_px: maximum long side of the picture, pixels; smaller pictures are not enlarged.
     """
     options = ThumbnailOptions(side_px=side_px, raw_size=(pixels.shape[0], pixels.shape[1]))
     return _picture(thumbnail.render(pixels.tobytes(), STORED_LIMITS, options))
 
 
-def placeholder(reason: BadImage) -> Picture:
+def placeholder(error: BadImage) -> Picture:
     """Returns the placeholder of an image that cannot be displayed."""
-    return Picture(url="", width=0, height=0, problem=text(str(reason), 240))
+    return Picture(url="", width=0, height=0, problem=text(str(error), 240))
 
 
 def _picture(image: Thumbnail) -> Picture:

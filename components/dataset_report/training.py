@@ -1,4 +1,4 @@
-"""Sections about the training: what augmentation does with stored images, and the figures by epoch."""
+"""Sections of the report about the training: examples of augmented images, and the metrics by epoch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from components.dataset_report.shown import ByteBudget, Facts, Images, Picture, 
 if TYPE_CHECKING:
     from trainer.ops import Op
 
-_MOST_IMAGES = 8
-TRAINING_INPUTS = 6  # of each image, in as many epochs
+_MAX_IMAGES = 8
+TRAINING_INPUTS = 6  # inputs of each image, one for each of the first epochs
 _SIDE_PX = 160
 # The ops run in this process, after a decoder process has decoded the image: 24 Mpx are 72 MB, and 288 MB as floats.
-_MOST_PIXELS = 24_000_000
+_MAX_PIXELS = 24_000_000
 _BUDGET_BYTES = 700_000
 
 
@@ -34,8 +34,8 @@ class Example:
       key: key of the image, as display text.
       label: class of the image.
       stored: the stored image.
-      training: inputs of the model in the first epochs.
-      evaluation: input of the model in evaluation and serving.
+      training: pictures of the inputs of the model in the first epochs.
+      evaluation: picture of the input of the model in evaluation and serving.
       facts: names and values about the image.
     """
 
@@ -49,14 +49,14 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The preview of the two op chains.
+    """The preview of the op chains of training and evaluation.
 
     Attributes:
-      train_ops: ops of training, as a chain.
-      eval_ops: ops of evaluation, as a chain.
+      train_ops: op chain of training, as text.
+      eval_ops: op chain of evaluation, as text.
       side_px: height and width of the inputs of the model, pixels.
       examples: a few images of the first split, from as many classes as possible.
-      problem: reason for the absence of examples; empty without one.
+      problem: error because of which there are no examples, or not all; empty if there is none.
     """
 
     train_ops: str
@@ -67,14 +67,14 @@ class Augmentation:
 
 
 def augmentation(images: Images, renderer: Renderer, input_options: Mapping[str, Any]) -> Augmentation:
-    """Renders a few images as inputs of training and evaluation.
+    """Returns the preview of a few images as inputs of training and evaluation.
 
-    The random numbers are those of the first epochs: they depend only on the key of the image, the seed and the epoch,
-    so that a training with these options has exactly these inputs.
+    The random numbers depend only on the key of the image, the seed and the epoch, so that the first epochs of a
+    training with these options have exactly these inputs.
 
     Args:
       images: images of the dataset.
-      renderer: reader of the images.
+      renderer: reads the records and renders the pictures.
       input_options: `InputOptions` as JSON values.
 
     Raises:
@@ -92,11 +92,11 @@ def augmentation(images: Images, renderer: Renderer, input_options: Mapping[str,
     examples: list[Example] = []
     problem = ""
     try:
-        train = _picture_ops(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
-        evaluation = _picture_ops(adapt_ops_to_records(evaluation_ops(options), images.dataset))
+        train_ops = _picture_ops(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
+        eval_ops = _picture_ops(adapt_ops_to_records(evaluation_ops(options), images.dataset))
         budget = ByteBudget(_BUDGET_BYTES)
         for _, row in _sample(images):
-            example = _example(images, renderer, row, (train, evaluation, options.seed), budget)
+            example = _example(images, renderer, row, (train_ops, eval_ops, options.seed), budget)
             examples += [example] if example else []
     except UsageError as error:
         problem = str(error)
@@ -112,10 +112,10 @@ def augmentation(images: Images, renderer: Renderer, input_options: Mapping[str,
 
 
 def apply_chain(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -> np.ndarray:
-    """Returns the result of a chain for a record, uint8[height, width, 3].
+    """Returns the result of an op chain for a record, uint8[height, width, 3].
 
     Args:
-      ops: ops of the chain, for the content of the records.
+      ops: ops of the chain, adapted to the stored form of the images.
       values: feature name -> values of the record.
       seed: seed of the input options.
       epoch: epoch, from 0.
@@ -136,13 +136,13 @@ def apply_chain(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch:
 
 
 def _picture_ops(ops: Sequence[Op]) -> list[Op]:
-    """Returns the ops whose result is a picture: without conversions to floats and ops that mix images."""
+    """Returns the ops whose result is a picture: all except conversions to floats and ops that mix images."""
     from trainer.ops import MixingOp, Normalize
 
     return [op for op in ops if not isinstance(op, (MixingOp, Normalize))]
 
 
-# The first images of each class, from each class in turn.
+# The first image of each class, then the second image of each class, and so on.
 _SAMPLE = """
     SELECT row FROM (
         SELECT row, row_number() OVER (PARTITION BY labels ORDER BY row) AS nth,
@@ -152,9 +152,9 @@ _SAMPLE = """
 
 
 def _sample(images: Images) -> list[tuple[int, dict[str, Any]]]:
-    """Returns numbers and rows of images of the first split, from each class in turn."""
+    """Returns row numbers and rows of a few images of the first split, from as many classes as possible."""
     split = next(iter(images.dataset.splits))
-    numbers = images.database.column(_SAMPLE, split=split, most=_MOST_IMAGES).tolist()
+    numbers = images.database.column(_SAMPLE, split=split, most=_MAX_IMAGES).tolist()
     rows = [(number, images.row(number)) for number in numbers]
     return sorted(rows, key=lambda item: (images.labels(item[1]), item[0]))
 
@@ -162,39 +162,39 @@ def _sample(images: Images) -> list[tuple[int, dict[str, Any]]]:
 def _example(
     images: Images, renderer: Renderer, row: dict[str, Any], chains: tuple[list[Op], list[Op], int], budget: ByteBudget
 ) -> Example | None:
-    train, evaluation, seed = chains
+    train_ops, eval_ops, seed = chains
     values = renderer.values(row)
-    stored = budget.spend(renderer.picture(row, values, _SIDE_PX, _MOST_PIXELS))
-    if stored is None or stored.problem:
+    stored_picture = budget.spend(renderer.picture(row, values, _SIDE_PX, _MAX_PIXELS))
+    if stored_picture is None or stored_picture.problem:
         return None
-    inputs = [apply_chain(train, values, seed, epoch) for epoch in range(TRAINING_INPUTS)]
-    training = [budget.spend(render_pixels(pixels, _SIDE_PX)) for pixels in inputs]
-    evaluated = budget.spend(render_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
-    if evaluated is None:
+    inputs = [apply_chain(train_ops, values, seed, epoch) for epoch in range(TRAINING_INPUTS)]
+    training_pictures = [budget.spend(render_pixels(pixels, _SIDE_PX)) for pixels in inputs]
+    eval_picture = budget.spend(render_pixels(apply_chain(eval_ops, values, seed, 0), _SIDE_PX))
+    if eval_picture is None:
         return None
     return Example(
         key=shown.short_path(row["key"]),
         label=shown.text(", ".join(images.labels(row)), 60),
-        stored=stored,
-        training=[picture for picture in training if picture],
-        evaluation=evaluated,
+        stored=stored_picture,
+        training=[picture for picture in training_pictures if picture],
+        evaluation=eval_picture,
         facts=images.facts(row),
     )
 
 
-_MOST_EPOCHS, _CHART_WIDTH, _CHART_HEIGHT = 500, 400.0, 120.0  # the latter in pixels
+_MAX_EPOCHS, _CHART_WIDTH, _CHART_HEIGHT = 500, 400.0, 120.0  # width and height in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """A figure of training and validation by epoch, drawn.
+    """A chart of a metric, such as `loss`, in training and validation by epoch.
 
     Attributes:
-      name: name of the figure.
+      name: name of the metric.
       low: value at the lower edge.
       high: value at the upper edge.
-      lines: name of a figure -> points of its line.
-      best: place of the best value of the validation, or of the training without one, pixels; and its text.
+      lines: name of the metric in training, or in validation (`val_...`) -> points of its SVG line.
+      best: x and y, pixels, and text of the best value of the validation, or of the training if there is none.
     """
 
     name: str
@@ -206,17 +206,17 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The training of the model.
+    """The section of the training of the model.
 
     Attributes:
-      facts: names and values.
-      curves: loss and accuracy by epoch.
-      best_x: place of the epoch that was exported, pixels; None if it is the last by choice.
+      properties: names and values of properties of the training.
+      curves: charts of loss, accuracy and AUC by epoch.
+      best_x: x of the exported epoch, pixels; None if the last epoch is exported.
       columns: names of the columns of the table.
-      epochs: values of each epoch, as text; of a long training, of some.
+      epochs: values of each epoch, as text; of a long training, only every n-th epoch.
     """
 
-    facts: Sequence[tuple[str, str]]
+    properties: Sequence[tuple[str, str]]
     curves: Sequence[Curves]
     best_x: float | None
     columns: Sequence[str]
@@ -235,49 +235,49 @@ _COLUMNS = {
 
 
 def training(values: Mapping[str, Any]) -> Training:
-    """Returns the content of a `training.json`; missing keys result in empty fields."""
+    """Returns the section for the content of a `training.json`; missing keys result in empty fields."""
     history = {name: list(map(float, series)) for name, series in values.get("history", {}).items()}
     options, best = dict(values.get("config", {}).get("train", {})), dict(values.get("best", {}))
     best = best if best.get("value") is not None else {}
-    count = max(map(len, history.values()), default=0)
-    seconds, is_best = sum(history.get("train_seconds", ())), values.get("exported") == "best"
-    facts = [
+    epoch_count = max(map(len, history.values()), default=0)
+    seconds, is_best_exported = sum(history.get("train_seconds", ())), values.get("exported") == "best"
+    properties = [
         ("Model", shown.text(options.get("model", ""), 200)),
         ("Parameters", f"{values['parameters']:,}" if "parameters" in values else ""),
         ("Optimizer", shown.text(options.get("optimizer", ""))),
         ("Learning rate", f"{options['learning_rate']:g}, {options['schedule']}" if "schedule" in options else ""),
-        ("Epochs", f"{count} of {options.get('epochs', count)}"),
+        ("Epochs", f"{epoch_count} of {options.get('epochs', epoch_count)}"),
         ("Best epoch", f"{best['epoch'] + 1}, by {best['monitor']}" if best else ""),
-        ("Exported", "the best epoch" if is_best else "the last epoch"),
+        ("Exported", "the best epoch" if is_best_exported else "the last epoch"),
         ("Duration of the steps", strings.clock_time(seconds) if seconds else ""),
         ("Waited for input", shown.percent(values.get("input_wait", 0.0))),
     ]
     columns = [name for name in _COLUMNS if name in history]
     return Training(
-        facts=[(name, value) for name, value in facts if value],
+        properties=[(name, value) for name, value in properties if value],
         curves=[curves for name in ("loss", "accuracy", "auc") if (curves := _curves(name, history))],
-        best_x=_place(best["epoch"], count) if is_best and best else None,
+        best_x=_epoch_x(best["epoch"], epoch_count) if is_best_exported and best else None,
         columns=[_COLUMNS[name] for name in columns],
         epochs=[
-            [str(epoch + 1), *(_figure(name, history[name], epoch - count) for name in columns)]
-            for epoch in range(0, count, _stride(count))
+            [str(epoch + 1), *(_metric_text(name, history[name], epoch - epoch_count) for name in columns)]
+            for epoch in range(0, epoch_count, _epoch_stride(epoch_count))
         ],
     )
 
 
-def _stride(count: int) -> int:
-    return max(1, -(-count // _MOST_EPOCHS))
+def _epoch_stride(epoch_count: int) -> int:
+    return max(1, -(-epoch_count // _MAX_EPOCHS))
 
 
-def _figure(name: str, series: Sequence[float], place: int) -> str:
-    """Returns a value as text; a figure that a release added in the middle of a training has none at its beginning."""
-    if -place > len(series):
+def _metric_text(name: str, series: Sequence[float], index: int) -> str:
+    """Returns the value at a negative index as text; "-" for epochs before an update of Feedline added the metric."""
+    if -index > len(series):
         return "-"
-    return shown.percent(series[place]) if name == "input_wait" else f"{series[place]:.4g}"
+    return shown.percent(series[index]) if name == "input_wait" else f"{series[index]:.4g}"
 
 
-def _place(epoch: int, count: int) -> float:
-    return _CHART_WIDTH * epoch / max(1, count - 1)
+def _epoch_x(epoch: int, epoch_count: int) -> float:
+    return _CHART_WIDTH * epoch / max(1, epoch_count - 1)
 
 
 def _curves(name: str, history: Mapping[str, Sequence[float]]) -> Curves | None:
@@ -288,8 +288,8 @@ def _curves(name: str, history: Mapping[str, Sequence[float]]) -> Curves | None:
     low, high = min(values), max(values)
     points = {
         key: [
-            (_place(epoch, len(line)), _CHART_HEIGHT * (1 - (value - low) / ((high - low) or 1)), epoch, value)
-            for epoch, value in list(enumerate(line))[:: _stride(len(line))]
+            (_epoch_x(epoch, len(line)), _CHART_HEIGHT * (1 - (value - low) / ((high - low) or 1)), epoch, value)
+            for epoch, value in list(enumerate(line))[:: _epoch_stride(len(line))]
             if math.isfinite(value)
         ]
         for key, line in lines.items()
@@ -300,7 +300,7 @@ def _curves(name: str, history: Mapping[str, Sequence[float]]) -> Curves | None:
         name=name,
         low=low,
         high=high,
-        # Twice, because a line of one point is not drawn.
+        # A single point is written twice, because an SVG line of one point is not drawn.
         lines={
             key: " ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in (line * 2 if len(line) == 1 else line))
             for key, line in points.items()

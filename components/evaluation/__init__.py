@@ -1,4 +1,4 @@
-"""Configuration of Evaluator, and its figures as plain values."""
+"""The configuration of Evaluator, and its results as plain values."""
 
 from components.evaluation.results import Accuracy, Bin, Calibration, Confusion, Evaluation, load_evaluation
 

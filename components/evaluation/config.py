@@ -1,4 +1,4 @@
-"""Configuration of TFMA: the metrics, and the thresholds for a blessing, one of them against the largest class."""
+"""Configuration of TFMA: the metrics, and the thresholds for a blessing, one of which uses the largest class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.evaluation.intervals import wilson
 
 
 class Margin(tfma.metrics.Metric):
-    """Three figures of the predictions of a classifier.
+    """Metric with three values for the predictions of a classifier.
 
     `accuracy_margin`: lower end of the 95 % confidence interval of the accuracy minus the share of the largest class,
     -1 to 1.
@@ -55,19 +55,19 @@ def _computations(
             tfma.metrics.MetricKey(name=key, model_name=model, example_weighted=example_weighted)
             for key in (name, LARGEST, EFFECTIVE)
         ]
-        combiner = _Combiner(keys, eval_config, model, example_weighted)
+        combiner = _MarginCombiner(keys, eval_config, model, example_weighted)
         computations.append(tfma.metrics.MetricComputation(keys=keys, preprocessors=None, combiner=combiner))
     return computations
 
 
 @dataclass
 class _Sums:
-    correct: float = 0.0
-    squares: float = 0.0
-    classes: dict[int, float] = field(default_factory=partial(defaultdict, float))
+    correct: float = 0.0  # weight of the images with a correct prediction
+    squares: float = 0.0  # sum of the squared weights of all images
+    classes: dict[int, float] = field(default_factory=partial(defaultdict, float))  # true class index -> weight
 
 
-class _Combiner(beam.CombineFn):
+class _MarginCombiner(beam.CombineFn):
     def __init__(self, keys: list[Any], eval_config: Any, model_name: str, example_weighted: bool) -> None:
         self._keys = keys
         self._arguments = {"eval_config": eval_config, "model_name": model_name, "example_weighted": example_weighted}
@@ -78,10 +78,10 @@ class _Combiner(beam.CombineFn):
     def add_input(self, sums: _Sums, element: Any) -> _Sums:
         rows = metric_util.to_label_prediction_example_weight(element, flatten=False, **self._arguments)
         for label, prediction, example_weight in rows:
-            weight, true = float(np.sum(example_weight)), int(np.ravel(label)[0])
-            sums.correct += weight * (int(np.argmax(prediction)) == true)
+            weight, true_class = float(np.sum(example_weight)), int(np.ravel(label)[0])
+            sums.correct += weight * (int(np.argmax(prediction)) == true_class)
             sums.squares += weight**2
-            sums.classes[true] += weight
+            sums.classes[true_class] += weight
         return sums
 
     def merge_accumulators(self, accumulators: Iterable[_Sums]) -> _Sums:
@@ -95,7 +95,7 @@ class _Combiner(beam.CombineFn):
 
     def extract_output(self, sums: _Sums) -> dict[Any, float]:
         weight = sum(sums.classes.values())
-        if not weight:
+        if not weight:  # no images, or only images with the weight 0
             return dict(zip(self._keys, (-1.0, 0.0, 0.0), strict=True))
         effective, largest = weight**2 / sums.squares, max(sums.classes.values()) / weight
         margin = wilson(sums.correct / weight, effective)[0] - largest
@@ -108,20 +108,20 @@ def evaluation_config(
     """Returns the configuration of Evaluator for a model of one class per image.
 
     The metrics are accuracy, top-5 accuracy, the confusion matrix, and the calibration of the most likely class; over
-    all images, for each class, and for each value of the user columns. Intervals are computed from counts, because the
-    jackknife of TFMA takes five times as long. The accuracies use weights; the confusion matrix and the calibration
-    count images.
+    all images, for each class, and for each value of the columns in `slice_by`. Confidence intervals are computed from
+    counts, because TFMA's jackknife takes five times as long. The accuracies use weights; the confusion matrix and the
+    calibration count images.
 
     Args:
       options: thresholds and slices.
-      signature: signature of the model that takes serialised records.
-      probabilities: name of its output, float32[batch, classes].
+      signature: signature of the model whose input is serialised records.
+      probabilities: name of the output of the signature, float32[batch, classes].
       is_weighted: whether the records have a weight.
     """
     per_image = config_pb2.ExampleWeightOptions(unweighted=True)
     columns = [record.EXTRA_PREFIX + name for name in options.slice_by]
     return config_pb2.EvalConfig(
-        # Without a name: TFX adds a second specification if there is a baseline.
+        # The specification has no name: TFX adds names and a second specification if there is a baseline.
         model_specs=[
             config_pb2.ModelSpec(
                 signature_name=signature,
@@ -138,7 +138,7 @@ def evaluation_config(
         metrics_specs=[
             config_pb2.MetricsSpec(
                 metrics=[
-                    _metric("SparseCategoricalAccuracy", {"name": ACCURACY}, _overall(_accuracy_limits(options))),
+                    _metric("SparseCategoricalAccuracy", {"name": ACCURACY}, _overall(_accuracy_threshold(options))),
                     _metric("SparseTopKCategoricalAccuracy", {"name": TOP_ACCURACY, "k": TOP_K}),
                     config_pb2.MetricConfig(
                         class_name=Margin.__name__,
@@ -151,7 +151,7 @@ def evaluation_config(
             config_pb2.MetricsSpec(
                 metrics=[_metric("ExampleCount"), _metric("MultiClassConfusionMatrixPlot")], example_weights=per_image
             ),
-            # Of every image only the most likely class, correct or not, with its probability.
+            # The calibration uses only the most likely class of every image, correct or not, with its probability.
             config_pb2.MetricsSpec(
                 metrics=[_metric("CalibrationPlot", {"num_buckets": CALIBRATION_BINS})],
                 aggregate=config_pb2.AggregationOptions(micro_average=True, top_k_list={"values": [1]}),
@@ -171,18 +171,18 @@ def _metric(
     )
 
 
-def _accuracy_limits(options: EvaluateOptions) -> config_pb2.MetricThreshold:
-    limits = _at_least(options.min_accuracy - ROUNDING)
+def _accuracy_threshold(options: EvaluateOptions) -> config_pb2.MetricThreshold:
+    threshold = _at_least(options.min_accuracy - ROUNDING)
     if options.max_drop is not None:
-        limits.change_threshold.direction = config_pb2.MetricDirection.HIGHER_IS_BETTER
-        limits.change_threshold.absolute.value = -(options.max_drop + ROUNDING)
-    return limits
+        threshold.change_threshold.direction = config_pb2.MetricDirection.HIGHER_IS_BETTER
+        threshold.change_threshold.absolute.value = -(options.max_drop + ROUNDING)
+    return threshold
 
 
 def _at_least(value: float) -> config_pb2.MetricThreshold:
     return config_pb2.MetricThreshold(value_threshold=config_pb2.GenericValueThreshold(lower_bound={"value": value}))
 
 
-def _overall(limits: config_pb2.MetricThreshold) -> list[config_pb2.PerSliceMetricThreshold]:
-    # Only for the overall slice: a plain threshold applies to every slice, also to a class of 30 images.
-    return [config_pb2.PerSliceMetricThreshold(slicing_specs=[config_pb2.SlicingSpec()], threshold=limits)]
+def _overall(threshold: config_pb2.MetricThreshold) -> list[config_pb2.PerSliceMetricThreshold]:
+    # A threshold only for the overall slice: a plain threshold applies to every slice, even to a class of 30 images.
+    return [config_pb2.PerSliceMetricThreshold(slicing_specs=[config_pb2.SlicingSpec()], threshold=threshold)]

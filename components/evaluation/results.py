@@ -1,6 +1,6 @@
-"""The options of an evaluation, and the figures of Evaluator as plain values.
+"""The options of an evaluation, and the results of Evaluator as plain values.
 
-The constants are also names in the configuration of Evaluator.
+The configuration of Evaluator uses the constants as names of its metrics.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ MARGIN = "accuracy_margin"
 LARGEST = "largest_class_share"
 EFFECTIVE = "effective_images"
 CALIBRATION_BINS = 10
-# TFMA compares values in single precision: without a tolerance 36 of 40 would be below a threshold of 0.9.
+# TFMA compares values in single precision: without this tolerance, 36 of 40 would be below a threshold of 0.9.
 ROUNDING = 1e-6
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=STRICT)
 class EvaluateOptions(Options):
-    """When a model is good enough to be pushed, and what is looked at apart.
+    """The requirements for a model to be blessed, and the columns by whose values the accuracy is measured.
 
     Attributes:
-      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 is no limit.
-      above_largest_class: bless no model for which always answering with the largest class is an explanation: the lower
-        end of the 95 % confidence interval of the accuracy must lie above the share of that class in the eval split.
-      max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None
-        compares with none. The first model, and one of other classes than those before it, has none to compare with.
-      slice_by: user columns, without `extra/`, whose values are measured one by one: columns of few values.
+      min_accuracy: minimum accuracy on the evaluation split, 0-1; 0 is off.
+      above_largest_class: whether the lower end of the 95 % confidence interval of the accuracy must be above the share
+        of the largest class in the evaluation split, which is the accuracy of always predicting that class.
+      max_drop: maximum difference by which the accuracy may be below that of the previous blessed model on the same
+        images, 0-1; None is off. The first model, and a model with other classes, is not compared.
+      slice_by: user columns with few values, without `extra/`; the accuracy is also measured for each of their values.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message gives the value and the allowed values.
     """
 
     min_accuracy: Share = 0.0
@@ -56,8 +56,8 @@ class EvaluateOptions(Options):
             raise OptionError(f"slice_by is {list(self.slice_by)!r}; it names a column twice")
         for name in self.slice_by:
             if name.startswith(record.EXTRA_PREFIX):
-                plain = name.removeprefix(record.EXTRA_PREFIX)
-                raise OptionError(f"slice_by names {name!r}; columns are named as in ingest.columns.extra: {plain}")
+                column = name.removeprefix(record.EXTRA_PREFIX)
+                raise OptionError(f"slice_by names {name!r}; columns are named as in ingest.columns.extra: {column}")
 
     def check(self, columns: Collection[str]) -> None:
         """Checks that the columns of `slice_by` exist.
@@ -90,7 +90,7 @@ class Accuracy:
 
     @classmethod
     def from_share(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
-        """Returns an accuracy with the interval for the effective number of images, by default all."""
+        """Returns an accuracy with the interval for the effective number of images, by default `images`."""
         low, high = wilson(share, images if effective is None else effective)
         return cls(value=share, low=low, high=high, images=images)
 
@@ -140,7 +140,7 @@ class Calibration(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The figures of a model on the evaluation split.
+    """The results of Evaluator for a model on the evaluation split.
 
     Attributes:
       overall: accuracy over all images.
@@ -151,7 +151,7 @@ class Evaluation:
       slice_largest: user column -> value -> accuracy of always answering with the largest class of these images, 0-1.
       confusion: confusion matrix; None if not measured.
       calibration: calibration; None if not measured.
-      baseline: accuracy of the previous blessed model on the same images; None without a baseline.
+      baseline: accuracy of the previous blessed model on the same images; None if there is no baseline.
       refused: a sentence for each threshold that the model missed; empty if it is blessed.
       largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
     """
@@ -169,7 +169,7 @@ class Evaluation:
     largest_class_share: float | None = None
 
 
-# True class index, predicted class index -> images.
+# True class index, predicted class index -> number of images.
 _Counts: TypeAlias = Mapping[tuple[int, int], int]
 
 
@@ -178,7 +178,7 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
 
     Args:
       path: directory of the artifact.
-      labels: class names by index. Without them, the name of a class without images is its index.
+      labels: class names by index; by default, names from the artifact, or `class INDEX` for a class without images.
 
     Raises:
       CorruptDataset: the artifact is incomplete.
@@ -190,40 +190,40 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
     names = list(labels) or _class_names(plots, counts)
     confusion = _confusion(counts, names) if counts else None
     accuracies = {key: _accuracy(values, ACCURACY) for key, values in metrics.items()}
-    largest = {key: _number(values[LARGEST]) for key, values in metrics.items() if LARGEST in values}
+    largest = {key: _metric_value(values[LARGEST]) for key, values in metrics.items() if LARGEST in values}
     return Evaluation(
         overall=accuracies[()],
-        classes=_of_column(accuracies, record.TEXT),
+        classes=_by_column_value(accuracies, record.TEXT),
         precision=_precision(confusion) if confusion else {},
         top_k=_accuracy(metrics[()], TOP_ACCURACY) if len(names) > TOP_K and TOP_ACCURACY in metrics[()] else None,
         slices=_slices(accuracies),
         slice_largest=_slices(largest),
         confusion=confusion,
         calibration=_calibration(plots.get((), {}).get("topK:1", {})),
-        baseline=_baseline(path),
+        baseline=_baseline_accuracy(path),
         refused=_missed_thresholds(path, accuracies[()], metrics[()]),
         largest_class_share=largest.get(()),
     )
 
 
 def _read_metrics(path: str) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
-    """Returns slice -> metric -> value, and slice -> kind -> plot, of the evaluated model."""
+    """Returns slice -> metric -> value, and slice -> aggregation -> plot, of the evaluated model."""
     import tensorflow_model_analysis as tfma
 
-    # Models have names only in an evaluation with a baseline.
+    # TFMA names the models only in an evaluation with a baseline.
     for model in (tfma.CANDIDATE_KEY, ""):
         result = tfma.load_eval_result(path, model_name=model)
         if result.slicing_metrics:
-            metrics = {_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
-            return metrics, {_key(key): outputs[""] for key, outputs in result.plots}
+            metrics = {_text_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
+            return metrics, {_text_key(key): outputs[""] for key, outputs in result.plots}
     return {}, {}
 
 
-def _baseline(path: str) -> Accuracy | None:
+def _baseline_accuracy(path: str) -> Accuracy | None:
     import tensorflow_model_analysis as tfma
 
     result = tfma.load_eval_result(path, model_name=tfma.BASELINE_KEY)
-    metrics = {_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
+    metrics = {_text_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
     return _accuracy(metrics[()], ACCURACY) if () in metrics else None
 
 
@@ -240,45 +240,45 @@ def _failure_text(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mappin
     if failure.metric_key.name == MARGIN:
         return (
             f"the accuracy {accuracy.value:.4f} may be chance: the lower end {accuracy.low:.4f} of its confidence "
-            f"interval is not above {_number(metrics[LARGEST]):.4f}, the share of the largest class "
+            f"interval is not above {_metric_value(metrics[LARGEST]):.4f}, the share of the largest class "
             "(evaluate.above_largest_class)"
         )
-    limits = failure.metric_threshold
+    threshold = failure.metric_threshold
     if failure.metric_key.is_diff:
         return (
             f"the accuracy {accuracy.value:.4f} is more than evaluate.max_drop "
-            f"{-limits.change_threshold.absolute.value - ROUNDING:g} below that of the previous model"
+            f"{-threshold.change_threshold.absolute.value - ROUNDING:g} below that of the previous model"
         )
-    minimum = limits.value_threshold.lower_bound.value + ROUNDING
+    minimum = threshold.value_threshold.lower_bound.value + ROUNDING
     return f"the accuracy {accuracy.value:.4f} is below evaluate.min_accuracy {minimum:g}"
 
 
-def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _text_key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, value.decode(errors="replace") if isinstance(value, bytes) else str(value)) for name, value in slice_key
     )
 
 
-def _of_column(figures: Mapping[tuple, Any], column: str) -> dict[str, Any]:
-    return {key[0][1]: figures[key] for key in sorted(figures) if key and key[0][0] == column}
+def _by_column_value(results: Mapping[tuple, Any], column: str) -> dict[str, Any]:
+    return {key[0][1]: results[key] for key in sorted(results) if key and key[0][0] == column}
 
 
-def _slices(figures: Mapping[tuple, Any]) -> dict[str, dict[str, Any]]:
-    columns = sorted({key[0][0] for key in figures if key} - {record.TEXT})
-    return {name.removeprefix(record.EXTRA_PREFIX): _of_column(figures, name) for name in columns}
+def _slices(results: Mapping[tuple, Any]) -> dict[str, dict[str, Any]]:
+    columns = sorted({key[0][0] for key in results if key} - {record.TEXT})
+    return {name.removeprefix(record.EXTRA_PREFIX): _by_column_value(results, name) for name in columns}
 
 
 def _accuracy(metrics: Mapping[str, Mapping], name: str) -> Accuracy:
-    images = round(_number(metrics[COUNT]))
-    effective = _number(metrics[EFFECTIVE]) if EFFECTIVE in metrics else images
+    images = round(_metric_value(metrics[COUNT]))
+    effective = _metric_value(metrics[EFFECTIVE]) if EFFECTIVE in metrics else images
     if not math.isclose(effective, images, rel_tol=1e-9):
-        return Accuracy.from_share(_number(metrics[name]) if effective else 0.0, images, effective)
-    # TFMA stores shares in single precision; without weights the exact one follows from the number of images.
-    share = round(_number(metrics[name]) * images) / images if images else 0.0
+        return Accuracy.from_share(_metric_value(metrics[name]) if effective else 0.0, images, effective)
+    # TFMA stores shares in single precision; without weights, the exact share follows from the number of images.
+    share = round(_metric_value(metrics[name]) * images) / images if images else 0.0
     return Accuracy.from_share(share, images)
 
 
-def _number(metric: Mapping) -> float:
+def _metric_value(metric: Mapping) -> float:
     # TFMA stores a number with an interval as a bounded value.
     bounded = metric.get("boundedValue")
     return float(bounded["value"] if bounded else metric["doubleValue"])
@@ -287,7 +287,7 @@ def _number(metric: Mapping) -> float:
 def _confusion_counts(plots: Mapping[str, Mapping]) -> _Counts:
     matrices = plots.get("", {}).get("multiClassConfusionMatrixAtThresholds", {}).get("matrices", [])
     entries = matrices[0].get("entries", []) if matrices else []
-    # Fields of value 0 are absent.
+    # The JSON values have no fields with the value 0.
     return {
         (entry.get("actualClassId", 0), entry.get("predictedClassId", 0)): round(entry.get("numWeightedExamples", 0))
         for entry in entries
@@ -295,7 +295,7 @@ def _confusion_counts(plots: Mapping[str, Mapping]) -> _Counts:
 
 
 def _class_names(plots: Mapping[tuple, Any], counts: _Counts) -> list[str]:
-    """Returns class names by index, from the slices of the classes, whose images all have the index of the class."""
+    """Returns class names by index, from the slices by class: the true class of all images of a slice is its class."""
     indices = {index for pair in counts for index in pair}
     names = [f"class {index}" for index in range(max(indices, default=-1) + 1)]
     for key, slice_plots in plots.items():
@@ -325,24 +325,24 @@ def _calibration(plots: Mapping[str, Mapping]) -> Calibration | None:
     buckets = plots.get("calibrationHistogramBuckets", {}).get("buckets", [])
     sums = [[0.0, 0.0, 0.0] for _ in range(CALIBRATION_BINS)]  # images, correct predictions, probabilities
     for bucket in buckets:
-        # TFMA adds a bucket at either end; the upper one has probabilities of exactly 1.
+        # TFMA adds a bucket at each end; the upper one contains probabilities of exactly 1.
         low = max(0.0, float(bucket.get("lowerThresholdInclusive", 0.0)))
         index = min(round(low * CALIBRATION_BINS), CALIBRATION_BINS - 1)
         for column, name in enumerate(("numWeightedExamples", "totalWeightedLabel", "totalWeightedRefinedPrediction")):
             sums[index][column] += float(bucket.get(name, 0.0))
-    images = sum(values[0] for values in sums)
+    images = sum(bin_sums[0] for bin_sums in sums)
     if not images:
         return None
-    bins = [_bin(index, *values) for index, values in enumerate(sums)]
+    bins = [_bin(index, *bin_sums) for index, bin_sums in enumerate(sums)]
     ece = sum(item["images"] * abs(item["mean_predicted"] - item["share_right"]) for item in bins) / images
     return Calibration(bins=bins, ece=ece)
 
 
-def _bin(index: int, images: float, correct: float, probability: float) -> Bin:
+def _bin(index: int, images: float, correct: float, probability_sum: float) -> Bin:
     return Bin(
         low=index / CALIBRATION_BINS,
         high=(index + 1) / CALIBRATION_BINS,
-        mean_predicted=probability / images if images else 0.0,
+        mean_predicted=probability_sum / images if images else 0.0,
         share_right=correct / images if images else 0.0,
         images=round(images),
     )

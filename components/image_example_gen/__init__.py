@@ -1,4 +1,4 @@
-"""ImageExampleGen: the properties of an execution and their resolution. Imports no TFX."""
+"""The execution properties of ImageExampleGen, and how their source is resolved. Imports no TFX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES_KEY = "examples"
 OPTIONS_KEY = "options"
 DATASET_KEY = "dataset"
 PRODUCER_KEY = "producer"
-FINGERPRINT_KEY = "input_fingerprint"  # these names are those of TFX's ExampleGen
+FINGERPRINT_KEY = "input_fingerprint"  # this key and the next two are those of TFX's ExampleGen
 SPAN_KEY = "span"
 VERSION_KEY = "version"
 DIGEST_KEY = "dataset_digest"
@@ -31,19 +31,19 @@ WORK_DIR_KEY = "work_dir"
 
 
 def options_text(options: IngestOptions) -> str:
-    """Returns the options as text, the same for equal options."""
+    """Returns the options as JSON text; equal options result in equal texts."""
     return json.dumps(options.to_json(), sort_keys=True)
 
 
 def read_options(properties: Mapping[str, Any]) -> IngestOptions:
-    """Returns the ingest options of an execution."""
+    """Returns the ingest options in the properties of an execution."""
     return IngestOptions.from_json(json.loads(properties[OPTIONS_KEY]))
 
 
 def resolve_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties of an execution with the current source, span and version.
+    """Returns the properties with the path of the source, and with span and version as numbers.
 
-    The newest span gives the same properties as the same span given by its number.
+    A request for the newest span has the same result as a request for the number of that span.
 
     Args:
       properties: properties of the component; the source or dataset may be a pattern.
@@ -52,19 +52,19 @@ def resolve_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
       OptionError: the pattern is invalid.
       SourceError: the span or version does not exist.
     """
-    requested = properties.get(SPAN_KEY), properties.get(VERSION_KEY)
+    requested_span = properties.get(SPAN_KEY), properties.get(VERSION_KEY)
     if properties.get(DATASET_KEY):
-        span = spans.resolve(properties[DATASET_KEY], *requested)
-        source = {DATASET_KEY: span.source if storage.is_remote(span.source) else os.path.abspath(span.source)}
+        span = spans.resolve(properties[DATASET_KEY], *requested_span)
+        resolved = {DATASET_KEY: span.source if storage.is_remote(span.source) else os.path.abspath(span.source)}
     else:
         options = read_options(properties)
-        span = spans.resolve(options.source, *requested)
-        source = {OPTIONS_KEY: options_text(dataclasses.replace(options, source=span.source))}
-    return {**properties, **source, SPAN_KEY: span.span, VERSION_KEY: span.version}
+        span = spans.resolve(options.source, *requested_span)
+        resolved = {OPTIONS_KEY: options_text(dataclasses.replace(options, source=span.source))}
+    return {**properties, **resolved, SPAN_KEY: span.span, VERSION_KEY: span.version}
 
 
 def describe_span(examples: Artifact, properties: Mapping[str, Any]) -> None:
-    """Sets span and version of resolved properties on the artifact; a missing version remains 0."""
+    """Sets the span and the version of an artifact from resolved properties; without a version, it remains 0."""
     examples.span = properties.get(SPAN_KEY) or 0
     if properties.get(VERSION_KEY) is not None:
         examples.version = properties[VERSION_KEY]

@@ -1,7 +1,7 @@
 """ImageExampleGen: raw images -> `Examples`, a published dataset with a folder `Split-NAME` of TFRecords per split.
 
-The driver resolves the span and reads the fingerprint of its content before the cache lookup; both are parts of the
-cache key. The executor runs the ingest into the directory of the artifact, or adopts a dataset without a copy.
+Before the cache lookup, the driver resolves the span and computes the fingerprint of its content; both are parts of the
+cache key. The executor runs the ingest, which writes to the directory of the artifact, or adopts a dataset.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from components.image_example_gen import (
 )
 
 
-# TFX requires the older base of a DRIVER_CLASS and calls the newer one, as in its ExampleGen.
+# TFX requires that a DRIVER_CLASS has the older base class, and calls the newer one, as in its own ExampleGen.
 class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
     """Adds the resolved source and its fingerprint to the execution properties, and the span to the artifact."""
 
@@ -77,9 +77,9 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
             properties[FINGERPRINT_KEY] = dataset_fingerprint(dataset)
             properties[PRODUCER_KEY] = ", ".join(f"{name} {version}" for name, version in dataset.producer.items())
             examples.uri = properties[DATASET_KEY]
-            examples.is_external = True  # else TFX removes the directory when the execution fails
+            examples.is_external = True  # otherwise TFX removes the directory if the execution fails
         else:
-            properties[FINGERPRINT_KEY] = source_fingerprint(read_options(properties), _index(examples.uri))
+            properties[FINGERPRINT_KEY] = source_fingerprint(read_options(properties), _index_path(examples.uri))
         output = driver_output_pb2.DriverOutput()
         for name, value in properties.items():
             if value is not None:
@@ -92,8 +92,8 @@ _WORK_PREFIX = ".work-"
 _INDEX_NAME = "source_files.sqlite"
 
 
-def _index(out: str) -> str:
-    """Returns the path of the index of source files, in the directory of the component; empty in a remote root."""
+def _index_path(out: str) -> str:
+    """Returns the path of the index of source files, in the component's directory; empty for a remote directory."""
     if not out or storage.is_remote(out):
         return ""
     return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(out))), _INDEX_NAME)
@@ -109,7 +109,7 @@ class Executor(base_beam_executor.BaseBeamExecutor):
           DataError: the images failed a check, and nothing was published; or the dataset changed during the adoption.
         """
         fingerprint = exec_properties.get(FINGERPRINT_KEY) or ""
-        # Some orchestrators of TFX do not run drivers.
+        # Some orchestrators, such as Kubeflow, do not run drivers.
         properties = exec_properties if fingerprint else resolve_properties(exec_properties)
         examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
         if directory := properties.get(DATASET_KEY):
@@ -128,18 +128,18 @@ class Executor(base_beam_executor.BaseBeamExecutor):
     def _ingest(self, out: str, properties: Mapping[str, Any], fingerprint: str) -> Manifest:
         options = dataclasses.replace(read_options(properties), out=out)
         # TFX creates a directory for every attempt and removes it after a failure; the work directory remains.
-        attempts, shared = os.path.dirname(out), properties.get(WORK_DIR_KEY)
-        # Where no driver reads the content, the source stands for it; the ingest itself notices changed files.
-        content = fingerprint or hashlib.sha256(options.source.encode()).hexdigest()
-        name = f"{_WORK_PREFIX}{options.digest()[:16]}-{content[:16]}"
-        work = storage.join(shared or attempts, name)
+        attempts_dir, shared_dir = os.path.dirname(out), properties.get(WORK_DIR_KEY)
+        # Without a driver, the path of the source replaces the fingerprint; the ingest itself detects changed files.
+        source_id = fingerprint or hashlib.sha256(options.source.encode()).hexdigest()
+        name = f"{_WORK_PREFIX}{options.digest()[:16]}-{source_id[:16]}"
+        work = storage.join(shared_dir or attempts_dir, name)
         result = ingest.run(
             options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work, watch=system.watch.get()
         )
-        if not shared:  # else another run may be at work there
-            for other in storage.list_dirs(attempts):
-                if other.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options
-                    storage.remove_tree(storage.join(attempts, other))
+        if not shared_dir:  # in a shared directory, another run may use a work directory
+            for directory in storage.list_dirs(attempts_dir):
+                if directory.startswith(_WORK_PREFIX):  # of earlier attempts, even with other images or options
+                    storage.remove_tree(storage.join(attempts_dir, directory))
         return result
 
 
@@ -148,7 +148,7 @@ def _log_line(line: str) -> None:
 
 
 class ImageExampleGenSpec(types.ComponentSpec):
-    """Wiring of ImageExampleGen."""
+    """Parameters, inputs and outputs of ImageExampleGen."""
 
     PARAMETERS = {
         OPTIONS_KEY: ExecutionParameter(type=str, optional=True),
@@ -166,10 +166,10 @@ class ImageExampleGenSpec(types.ComponentSpec):
 class ImageExampleGen(base_beam_component.BaseBeamComponent):
     """Runs the Feedline ingest with the Beam arguments of the pipeline, or adopts a published dataset.
 
-    The output is cached while content, names and labels of the images, the options and the code are unchanged, or while
-    the adopted dataset is; see `beam_jobs.sources.fingerprint`.
+    The output is cached as long as the content, names and labels of the images, the options and the code are unchanged,
+    or as long as the adopted dataset is unchanged; see `beam_jobs.sources.fingerprint`.
 
-    For a source or dataset with `{SPAN}` in its path, every run takes the newest span; see `beam_jobs.sources.spans`.
+    If the path of the source or dataset has `{SPAN}`, every run uses the newest span; see `beam_jobs.sources.spans`.
 
     Example:
       example_gen = ImageExampleGen(IngestOptions(source="photos/{SPAN}", out=""))
@@ -199,12 +199,12 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
 
         Args:
           options: options of the ingest; the directory of the artifact replaces `out`.
-          producer: version of the code, a part of the cache key; that of an adopted dataset is in its manifest.
+          producer: version of the code, a part of the cache key; for an adopted dataset, its manifest has the version.
           dataset: directory of a published dataset to adopt, instead of `options`.
           span: number of the span; None for the newest.
           version: version of the span; None for the newest.
-          work_dir: directory of unfinished ingests that the runs of a service share, in the store of the artifacts;
-            empty for the directory of the artifact, which is the same for all local runs.
+          work_dir: directory for unfinished ingests, in the store of the artifacts, which all runs of a service share;
+            empty uses the directory of the component, which is the same in all local runs.
 
         Raises:
           OptionError: both or neither of `options` and `dataset` are set, or the path has no `{SPAN}` for a span.
@@ -227,13 +227,13 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
 
 
 def import_dataset(dataset: str, span: int | None, version: int | None) -> Importer:
-    """Returns a node that imports a published dataset, for services that run no drivers.
+    """Returns a node that imports a published dataset, for services that do not run drivers.
 
-    The newest span is that of now. The import is a new artifact in every run, because the directory may get another
-    dataset; DatasetGate compares its digest with that of now.
+    The call determines the newest span and the digest of the dataset. Every run creates a new artifact, because another
+    dataset may be published in the directory; DatasetGate compares its digest with the digest of this call.
 
     Args:
-      dataset: directory of the dataset; it may have `{SPAN}` and `{VERSION}`.
+      dataset: directory of the dataset; the path may contain `{SPAN}` and `{VERSION}`.
       span: number of the span; None for the newest.
       version: version of the span; None for the newest.
 
@@ -243,17 +243,17 @@ def import_dataset(dataset: str, span: int | None, version: int | None) -> Impor
       CorruptDataset: a file of the dataset is missing or has another size.
     """
     properties = resolve_properties({DATASET_KEY: dataset, SPAN_KEY: span, VERSION_KEY: version})
-    found = check_dataset(properties[DATASET_KEY])
-    numbers = {name: properties[name] for name in (SPAN_KEY, VERSION_KEY) if properties[name] is not None}
+    dataset_manifest = check_dataset(properties[DATASET_KEY])
+    span_properties = {name: properties[name] for name in (SPAN_KEY, VERSION_KEY) if properties[name] is not None}
     return Importer(
         source_uri=properties[DATASET_KEY],
         artifact_type=standard_artifacts.Examples,
         reimport=True,
-        properties={"split_names": artifact_utils.encode_split_names(list(found.splits)), **numbers},
+        properties={"split_names": artifact_utils.encode_split_names(list(dataset_manifest.splits)), **span_properties},
         custom_properties={
             PAYLOAD_FORMAT_PROPERTY_NAME: example_gen_pb2.PayloadFormat.Name(example_gen_pb2.FORMAT_TF_EXAMPLE),
-            DIGEST_KEY: found.digest,
-            FINGERPRINT_KEY: dataset_fingerprint(found),
+            DIGEST_KEY: dataset_manifest.digest,
+            FINGERPRINT_KEY: dataset_fingerprint(dataset_manifest),
         },
         output_key=EXAMPLES_KEY,
     ).with_id("AdoptedDataset")

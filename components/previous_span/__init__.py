@@ -1,1 +1,1 @@
-"""Resolver of the previous dataset of a pipeline."""
+"""The resolver of the previous dataset of a pipeline."""

@@ -17,31 +17,31 @@ VERDICTS_KEY = "verdicts"
 
 
 class PreviousSpanStrategy(ResolverStrategy):
-    """Resolves the newest dataset that precedes the current one, has another content and passed the gate.
+    """Resolves the newest dataset that precedes the current one, has another digest and has a verdict of the gate.
 
-    Datasets are ordered by span, version and id, without spans by creation. The previous dataset is therefore the same
-    when an older span runs again, and when a run takes its output from the cache.
+    Datasets are ordered by span, version and id; without spans, this is the order of creation. Therefore, the previous
+    dataset is the same when an older span is processed again, and when the output of a run comes from the cache.
 
-    A dataset that the gate stopped is no baseline: a similar dataset would show no drift, and pass.
+    A dataset without a verdict is no baseline, because the gate stopped: a similar bad dataset would have no drift.
     """
 
     def resolve_artifacts(self, store: Any, input_dict: Artifacts) -> Artifacts:
-        """Returns the same keys, with at most one dataset under `previous` and no verdict.
+        """Returns the same keys, with at most one dataset under `previous` and no verdicts.
 
         Args:
           store: store of ML Metadata.
           input_dict: the dataset of this run under `examples`, all datasets of the pipeline under `previous`, all
-            verdicts under `verdicts`.
+            verdicts under `verdicts`, each with the digest of its dataset.
         """
         current = input_dict[CURRENT_KEY]
-        passed_digests = {_digest(verdict) for verdict in input_dict[VERDICTS_KEY]} - {"", *map(_digest, current)}
+        verdict_digests = {_digest(verdict) for verdict in input_dict[VERDICTS_KEY]} - {"", *map(_digest, current)}
         candidates = [
             artifact
             for artifact in input_dict[PREVIOUS_KEY]
-            if current and _sort_key(artifact) < _sort_key(current[0]) and _digest(artifact) in passed_digests
+            if current and _sort_key(artifact) < _sort_key(current[0]) and _digest(artifact) in verdict_digests
         ]
-        newest = [max(candidates, key=_sort_key)] if candidates else []
-        return {CURRENT_KEY: current, PREVIOUS_KEY: newest, VERDICTS_KEY: []}
+        previous = [max(candidates, key=_sort_key)] if candidates else []
+        return {CURRENT_KEY: current, PREVIOUS_KEY: previous, VERDICTS_KEY: []}
 
 
 def _sort_key(artifact: types.Artifact) -> tuple[int, int, int]:
@@ -64,12 +64,12 @@ def previous_examples(examples: types.BaseChannel) -> Resolver:
 
     Args:
       examples: output of the component that creates the datasets. The pipeline also needs a `DatasetGate`, because only
-        datasets that passed are resolved.
+        datasets with a verdict are resolved.
 
     Outputs:
-      previous: `Examples`, at most one; empty until another dataset has passed.
+      previous: `Examples`, at most one; empty until another dataset has a verdict.
     """
-    # Without the output key: TFX uses one name for two channels of the same producer and key, and the resolver fails.
+    # No output key: TFX gives two channels of the same producer and key one name, with which the resolver fails.
     all_examples = Channel(type=standard_artifacts.Examples, producer_component_id=examples.producer_component_id)
     channels = {CURRENT_KEY: examples, PREVIOUS_KEY: all_examples, VERDICTS_KEY: Channel(type=DatasetVerdict)}
     return Resolver(strategy_class=PreviousSpanStrategy, **channels).with_id(NODE_ID)

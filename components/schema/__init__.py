@@ -1,1 +1,1 @@
-"""The schema of a dataset: inference, review files and comparison."""
+"""The schema of a dataset: its inference, its files for review, and the comparison of schemas."""

@@ -1,15 +1,15 @@
 """InferredSchema and ReviewedSchema: components that provide the `Schema` of a pipeline.
 
-InferredSchema infers it, for review, from statistics and the manifest of the dataset. It replaces TFX's SchemaGen,
-which reads only the statistics and therefore allows any height, any mean and, above 100 classes, any class. It does not
-extend the output of SchemaGen, because a pipeline would then have two schemas.
+InferredSchema infers the schema, for review, from statistics and the manifest of the dataset. It replaces TFX's
+SchemaGen, which reads only the statistics and therefore allows any height, any mean and, above 100 classes, any class.
+It does not extend the output of SchemaGen, because a pipeline would then have two schemas.
 
 The statistics cover observed values only. The manifest adds the allowed values: an image is 8 to 32,768 pixels wide, a
 mean is 0-255, and the classes are those of `dataset.json`.
 
-ReviewedSchema provides a reviewed schema file, with its content as the cache key. The key of TFX's ImportSchemaGen is
-the path of the file, so that the cache ignores an edit. The pipeline contains the content, so the file need not be
-accessible where the pipeline runs.
+ReviewedSchema provides a reviewed schema file; its cache key is the content of the file. The cache key of TFX's
+ImportSchemaGen is the path, so that the cache ignores an edit. The pipeline contains the content, so the file need not
+be accessible where the pipeline runs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from components.artifacts import Artifacts
 from components.schema import schema_text
 from components.statistics import dataset_statistics, load_statistics
 
-Range = tuple[float, float]
+Range = tuple[float, float]  # minimum, maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSet:
-    """A closed set of texts.
+    """A domain of a fixed set of texts.
 
     Attributes:
       values: all allowed texts.
@@ -48,7 +48,7 @@ class TextSet:
 
 @dataclass(frozen=True, kw_only=True)
 class IntRange:
-    """A range of whole numbers.
+    """A domain of whole numbers.
 
     Attributes:
       least: smallest allowed number.
@@ -63,7 +63,7 @@ class IntRange:
 
 @dataclass(frozen=True, kw_only=True)
 class FloatRange:
-    """A range of numbers.
+    """A domain of real numbers.
 
     Attributes:
       least: smallest allowed number.
@@ -80,7 +80,7 @@ Domain = TextSet | IntRange | FloatRange
 def add_manifest_domains(
     schema: schema_pb2.Schema, dataset: Manifest, observed: Mapping[str, Range]
 ) -> schema_pb2.Schema:
-    """Returns an inferred schema with domains and shapes from the manifest; user columns remain unchanged.
+    """Returns a copy of an inferred schema with domains and shapes from the manifest; user columns are unchanged.
 
     Args:
       schema: schema that was inferred from statistics.
@@ -95,10 +95,10 @@ def add_manifest_domains(
             _set_domain(result, feature, domains[feature.name])
         if feature.name in record.FEATURES:
             _set_shape(feature, dataset)
-    names = {feature.domain for feature in result.feature}
-    string_domains = [domain for domain in result.string_domain if domain.name in names]
-    del result.string_domain[:]
-    result.string_domain.extend(string_domains)
+    used_names = {feature.domain for feature in result.feature}
+    used_domains = [domain for domain in result.string_domain if domain.name in used_names]
+    del result.string_domain[:]  # includes inferred domains that manifest domains have replaced
+    result.string_domain.extend(used_domains)
     return result
 
 
@@ -106,38 +106,38 @@ def manifest_domains(dataset: Manifest, observed: Mapping[str, Range]) -> dict[s
     """Returns feature -> domain.
 
     The ranges of sizes are the limits of the ingest, which apply to source images. They are extended to the observed
-    values, because re-encoded images, and images added under other limits, may exceed them; a dataset always fits its
-    own schema.
+    values, because re-encoded images, and images added with other limits, may exceed them: a dataset always conforms to
+    its own schema.
 
     Args:
       dataset: manifest of the dataset.
       observed: numeric feature -> smallest and largest value.
     """
     limits, pixels = dataset.options["limits"], dataset.options["pixels"]
-    raw = pixels["policy"] == "raw"
-    side = _side_range(limits, pixels)
-    aspect = limits["max_aspect"]
-    classes = TextSet(values=dataset.labels)
-    indices = IntRange(least=0, most=max(0, len(dataset.labels) - 1), category=True)
+    is_raw = pixels["policy"] == "raw"
+    side_range = _side_range(limits, pixels)
+    aspect_range = FloatRange(least=1 / limits["max_aspect"], most=limits["max_aspect"])
+    class_names = TextSet(values=dataset.labels)
+    class_indices = IntRange(least=0, most=max(0, len(dataset.labels) - 1), category=True)
     return {
-        record.FORMAT: TextSet(values=("raw",) if raw else ("jpeg", "png")),
-        record.HEIGHT: _extend(side, observed.get(record.HEIGHT)),
-        record.WIDTH: _extend(side, observed.get(record.WIDTH)),
+        record.FORMAT: TextSet(values=("raw",) if is_raw else ("jpeg", "png")),
+        record.HEIGHT: _extend(side_range, observed.get(record.HEIGHT)),
+        record.WIDTH: _extend(side_range, observed.get(record.WIDTH)),
         record.CHANNELS: IntRange(least=1, most=3),
         record.BYTES: _extend(IntRange(least=1, most=limits["max_bytes"]), observed.get(record.BYTES)),
-        record.ASPECT_RATIO: _extend(FloatRange(least=1 / aspect, most=aspect), observed.get(record.ASPECT_RATIO)),
+        record.ASPECT_RATIO: _extend(aspect_range, observed.get(record.ASPECT_RATIO)),
         record.MEAN_RGB: FloatRange(least=0, most=255),
         record.VAR_RGB: FloatRange(least=0),
         record.BRIGHTNESS: FloatRange(least=0, most=255),
         record.WEIGHT: FloatRange(least=0),
         **dict.fromkeys(record.OBJECT_SIDES, FloatRange(least=0, most=1)),
-        **dict.fromkeys((record.LABEL, record.OBJECT_LABEL), indices),
-        **dict.fromkeys((record.TEXT, record.OBJECT_TEXT), classes),
+        **dict.fromkeys((record.LABEL, record.OBJECT_LABEL), class_indices),
+        **dict.fromkeys((record.TEXT, record.OBJECT_TEXT), class_names),
     }
 
 
 def _side_range(limits: Mapping[str, Any], pixels: Mapping[str, Any]) -> IntRange:
-    """Returns the range of height and width of stored images, pixels."""
+    """Returns the range of height and width of stored images, pixels, by limits and pixel options of the ingest."""
     least, most = limits["min_side_px"], limits["max_side_px"]
     if pixels["policy"] == "raw":
         return IntRange(least=pixels["side_px"], most=pixels["side_px"])
@@ -149,6 +149,7 @@ def _side_range(limits: Mapping[str, Any], pixels: Mapping[str, Any]) -> IntRang
 
 
 def _extend(domain: Domain, observed: Range | None) -> Domain:
+    """Returns a numeric domain extended to the observed range, and any other domain unchanged."""
     if observed is None or isinstance(domain, TextSet):
         return domain
     least, most = observed
@@ -178,10 +179,10 @@ def _set_domain(schema: schema_pb2.Schema, feature: schema_pb2.Feature, domain: 
 def _set_shape(feature: schema_pb2.Feature, dataset: Manifest) -> None:
     """Marks a feature as present in every record, and sets its shape or number of values."""
     feature.presence.min_fraction, feature.presence.min_count = 1.0, 1
-    if feature.name in (record.LABEL, record.TEXT) and dataset.label_kind == "multi":
+    if feature.name in (record.LABEL, record.TEXT) and dataset.label_kind == "multi":  # any number of classes
         feature.value_count.min, feature.value_count.max = 0, max(1, len(dataset.labels))
         return
-    shape = record.FEATURES[feature.name][1] or (1,)  # to TFX a scalar is a vector of one
+    shape = record.FEATURES[feature.name][1] or (1,)  # TFX treats a scalar as a vector with one element
     feature.shape.Clear()
     for size in shape:
         feature.shape.dim.add(size=size)
@@ -191,7 +192,7 @@ Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
 
 
 def infer(statistics: Statistics, dataset: Manifest) -> schema_pb2.Schema:
-    """Returns the schema of a dataset, which all splits fit.
+    """Returns the schema of a dataset, to which all splits conform.
 
     Args:
       statistics: split -> statistics, at least one split.
@@ -204,11 +205,11 @@ def infer(statistics: Statistics, dataset: Manifest) -> schema_pb2.Schema:
 
 
 def infer_from_dataset(directory: str) -> schema_pb2.Schema:
-    """Returns the schema of the dataset in a directory; reads all its records for the statistics.
+    """Returns the schema of the dataset in a directory; reads all records for the statistics.
 
     Raises:
       SourceError: the directory is not a published dataset.
-      CorruptDataset: it is damaged.
+      CorruptDataset: the dataset is damaged.
     """
     dataset = manifest.load(directory)
     return infer(dataset_statistics(directory, dataset), dataset)
@@ -233,10 +234,10 @@ CODE_KEY = "code"
 
 
 class InferredSchemaExecutor(base_executor.BaseExecutor):
-    """Writes `schema.pbtxt`."""
+    """Writes the inferred `schema.pbtxt`."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
-        """Writes the artifact.
+        """Writes the file of the `Schema` artifact.
 
         Raises:
           CorruptDataset: the dataset of the statistics is damaged.
@@ -251,16 +252,16 @@ TEXT_KEY = "schema_text"
 
 
 class ReviewedSchemaExecutor(base_executor.BaseExecutor):
-    """Writes `schema.pbtxt`."""
+    """Writes the reviewed schema to `schema.pbtxt`."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
-        """Writes the artifact."""
+        """Writes the file of the `Schema` artifact."""
         directory = artifact_utils.get_single_uri(output_dict[SCHEMA_KEY])
         storage.write_bytes(storage.join(directory, schema_text.SCHEMA_NAME), exec_properties[TEXT_KEY].encode())
 
 
 class InferredSchemaSpec(types.ComponentSpec):
-    """Wiring of InferredSchema."""
+    """Parameters, inputs and outputs of InferredSchema."""
 
     PARAMETERS = {CODE_KEY: ExecutionParameter(type=str)}
     INPUTS = {
@@ -271,7 +272,7 @@ class InferredSchemaSpec(types.ComponentSpec):
 
 
 class InferredSchema(base_component.BaseComponent):
-    """Infers the schema of a dataset: that of TFDV, with domains and shapes from the manifest.
+    """Infers the schema of a dataset with TFDV, and adds domains and shapes from the manifest.
 
     Example:
       schema = InferredSchema(statistics_gen.outputs["statistics"], example_gen.outputs["examples"]).outputs["schema"]
@@ -297,7 +298,7 @@ class InferredSchema(base_component.BaseComponent):
 
 
 class ReviewedSchemaSpec(types.ComponentSpec):
-    """Wiring of ReviewedSchema."""
+    """Parameters, inputs and outputs of ReviewedSchema."""
 
     PARAMETERS = {TEXT_KEY: ExecutionParameter(type=str)}
     INPUTS: dict[str, ChannelParameter] = {}
@@ -305,7 +306,7 @@ class ReviewedSchemaSpec(types.ComponentSpec):
 
 
 class ReviewedSchema(base_component.BaseComponent):
-    """Provides the schema of a reviewed file.
+    """Provides the schema in a reviewed file.
 
     Example:
       schema = ReviewedSchema("schema.pbtxt").outputs["schema"]
@@ -321,7 +322,7 @@ class ReviewedSchema(base_component.BaseComponent):
         """Builds the component.
 
         Args:
-          path: text file of a `tensorflow.metadata.v0.Schema`.
+          path: path of a `tensorflow.metadata.v0.Schema` in text format.
 
         Raises:
           OptionError: the file cannot be read, or is not a schema.

@@ -1,6 +1,6 @@
-"""The text form of a schema: its file, its rows for a table, and the differences of two schemas. Imports no TensorFlow.
+"""Schema files, the features of a schema as rows of a table, and the differences of two schemas. Imports no TensorFlow.
 
-A schema file is the text format of `tensorflow.metadata.v0.Schema`.
+A schema file contains a `tensorflow.metadata.v0.Schema` in text format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionError
 
 _REMEDY = "`feedline schema init DATASET --out FILE` writes one"
-_MAX_BYTES = 16 << 20  # a category takes 30
+_MAX_BYTES = 16 << 20  # maximum size of a schema file; a category needs about 30 bytes
 SCHEMA_NAME = "schema.pbtxt"  # inside a `Schema` artifact, where the components of TFX look for it
 
 
@@ -32,7 +32,7 @@ def read_schema_text(path: str) -> str:
 
 
 def read_schema(path: str) -> schema_pb2.Schema:
-    """Returns the schema of a file.
+    """Returns the schema in a file.
 
     Raises:
       OptionError: the file cannot be read, or is not a schema.
@@ -56,29 +56,29 @@ def _parse_file(path: str) -> tuple[str, schema_pb2.Schema]:
     except RecursionError:
         raise OptionError(f"schema {path} cannot be used: it is nested too deep; {_REMEDY}") from None
     except (OSError, ValueError, text_format.ParseError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # without a second path
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # `strerror` is without the path
         raise OptionError(f"schema {path} cannot be used: {reason}; {_REMEDY}") from error
     if not schema.feature:
         raise OptionError(f"schema {path} names no feature; {_REMEDY}")
     return text, schema
 
 
-SCHEMA_ROW = "(schema)"  # name of the row about the schema itself
+SCHEMA_ROW = "(schema)"  # name of the row with fields of the schema that belong to no feature
 _TYPES = {schema_pb2.BYTES: "bytes", schema_pb2.INT: "int", schema_pb2.FLOAT: "float", schema_pb2.STRUCT: "struct"}
 _MAX_VALUES_LENGTH = 60  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A feature of a schema.
+    """A row of the table of a schema: a feature.
 
     Attributes:
       name: name of the feature.
       type: `bytes`, `int`, `float` or `struct`; `any` if the schema has no type.
-      presence: `required`, `in 90 %`, `at least 1` (record of all), `optional`.
+      presence: `required`, `in 90 %` of the records, `at least 1` record, or `optional`; may combine two of them.
       shape: number of values per record, such as `1`, `2x3`, `0-5` or `1 or more`; `any` if the schema has none.
-      domain: range or kind of the values; empty for any.
-      values: allowed texts, if the domain is a closed set; else empty.
+      domain: range or kind of the allowed values; empty if all values are allowed.
+      values: allowed texts, if the domain is a set of texts; otherwise empty.
       other: all other fields of the schema, in its text format.
     """
 
@@ -91,7 +91,7 @@ class Row:
     other: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values."""
+        """Returns the row as JSON values."""
         return {**asdict(self), "values": list(self.values)}
 
 
@@ -117,16 +117,16 @@ class Difference:
 def rows(schema: schema_pb2.Schema) -> list[Row]:
     """Returns a row for each feature, in the order of the schema."""
     domains = {domain.name: domain for domain in schema.string_domain}
-    feature_rows = [_row(feature, domains) for feature in schema.feature]
-    rest = schema_pb2.Schema()
-    rest.CopyFrom(schema)
-    del rest.feature[:], rest.string_domain[:]
-    other = _one_line(rest)
+    feature_rows = [_feature_row(feature, domains) for feature in schema.feature]
+    other_fields = schema_pb2.Schema()
+    other_fields.CopyFrom(schema)
+    del other_fields.feature[:], other_fields.string_domain[:]
+    other = _one_line(other_fields)
     return [*feature_rows, Row(name=SCHEMA_ROW, other=other)] if other else feature_rows
 
 
 def difference(old: schema_pb2.Schema, new: schema_pb2.Schema) -> Difference:
-    """Returns the differences, without those in the order of features and of the values of a set."""
+    """Returns the differences, ignoring the order of the features and of the values of a set."""
     old_rows, new_rows = ({row.name: row for row in rows(schema)} for schema in (old, new))
     return Difference(
         added=tuple(row for name, row in new_rows.items() if name not in old_rows),
@@ -140,7 +140,7 @@ def difference(old: schema_pb2.Schema, new: schema_pb2.Schema) -> Difference:
 
 
 def changes(old: Row, new: Row) -> dict[str, tuple[str, str]]:
-    """Returns field -> text in the old and in the new row, for the fields that differ."""
+    """Returns name of the field -> its texts in the old and in the new row, for the fields that differ."""
     before, after = _sorted_fields(old), _sorted_fields(new)
     return {
         name: _set_change(old.values, new.values) if name == "values" else (before[name], after[name])
@@ -150,8 +150,8 @@ def changes(old: Row, new: Row) -> dict[str, tuple[str, str]]:
 
 
 def domain_text(row: Row) -> str:
-    """Returns the domain of a row for a table; a long set of values is shortened."""
-    return _join(row.values) if row.values else row.domain
+    """Returns the domain of a row as text for a table; a long list of values is shortened."""
+    return _join_shortened(row.values) if row.values else row.domain
 
 
 def _sorted_fields(row: Row) -> dict[str, Any]:
@@ -159,15 +159,15 @@ def _sorted_fields(row: Row) -> dict[str, Any]:
 
 
 def _set_change(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, str]:
-    """Returns the size of each set and the values that only it has, because full lists would hide the difference."""
+    """Returns, for each set, its size and the values that the other set lacks: complete lists would be too long."""
     removed, added = sorted(set(old) - set(new)), sorted(set(new) - set(old))
     return (
-        f"{len(old)} values" + (f", with {_join(removed)}" if removed else ""),
-        f"{len(new)} values" + (f", with {_join(added)}" if added else ""),
+        f"{len(old)} values" + (f", with {_join_shortened(removed)}" if removed else ""),
+        f"{len(new)} values" + (f", with {_join_shortened(added)}" if added else ""),
     )
 
 
-def _join(values: Iterable[str]) -> str:
+def _join_shortened(values: Iterable[str]) -> str:
     values = list(values)
     text = ", ".join(values)
     if len(text) <= _MAX_VALUES_LENGTH:
@@ -175,24 +175,24 @@ def _join(values: Iterable[str]) -> str:
     return f"{text[:_MAX_VALUES_LENGTH]}... ({len(values):,} values)"
 
 
-def _row(feature: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]) -> Row:
-    rest = schema_pb2.Feature()
-    rest.CopyFrom(feature)
-    domain, values = _take_domain(rest, domains)
+def _feature_row(feature: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]) -> Row:
+    other_fields = schema_pb2.Feature()
+    other_fields.CopyFrom(feature)
+    domain, values = _remove_domain(other_fields, domains)
     for name in ("name", "type", "presence", "shape", "value_count"):
-        rest.ClearField(name)
+        other_fields.ClearField(name)
     return Row(
         name=feature.name,
         type=_TYPES.get(feature.type, "any"),
-        presence=_presence(feature.presence),
-        shape=_shape(feature),
+        presence=_presence_text(feature.presence),
+        shape=_shape_text(feature),
         domain=domain,
         values=values,
-        other=_one_line(rest),
+        other=_one_line(other_fields),
     )
 
 
-def _presence(presence: schema_pb2.FeaturePresence) -> str:
+def _presence_text(presence: schema_pb2.FeaturePresence) -> str:
     count = f"at least {presence.min_count:,}"
     if presence.min_fraction <= 0:
         return count if presence.min_count else "optional"
@@ -200,7 +200,7 @@ def _presence(presence: schema_pb2.FeaturePresence) -> str:
     return f"{share}, {count}" if presence.min_count > 1 else share
 
 
-def _shape(feature: schema_pb2.Feature) -> str:
+def _shape_text(feature: schema_pb2.Feature) -> str:
     kind = feature.WhichOneof("shape_type")
     if kind == "shape":
         return "x".join(str(dim.size) for dim in feature.shape.dim) or "scalar"
@@ -212,40 +212,40 @@ def _shape(feature: schema_pb2.Feature) -> str:
     return str(least) if least == most else f"{least}-{most}"
 
 
-def _take_domain(
-    rest: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]
+def _remove_domain(
+    feature: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]
 ) -> tuple[str, tuple[str, ...]]:
-    """Returns the kind or range of the values and the values of a set, and removes these fields from the feature."""
-    kind = rest.WhichOneof("domain_info")
-    if kind == "domain" and rest.domain in domains:
-        values = tuple(domains[rest.domain].value)
-        rest.ClearField("domain")
+    """Removes the domain from a feature, and returns the range or kind of the values, and the values of a set."""
+    kind = feature.WhichOneof("domain_info")
+    if kind == "domain" and feature.domain in domains:
+        values = tuple(domains[feature.domain].value)
+        feature.ClearField("domain")
         return "set", values
     if kind not in {"string_domain", "int_domain", "float_domain", "bool_domain"}:
         return "", ()
-    message = getattr(rest, kind)
+    message = getattr(feature, kind)
     values = tuple(message.value) if kind == "string_domain" else ()
-    text = {"string_domain": "set", "bool_domain": "true or false"}.get(kind) or _range(message)
+    text = {"string_domain": "set", "bool_domain": "true or false"}.get(kind) or _range_text(message)
     for name in ("value", "min", "max"):
         if name in message.DESCRIPTOR.fields_by_name:
             message.ClearField(name)
     if not message.ListFields():
-        rest.ClearField(kind)
+        feature.ClearField(kind)
     return text, values
 
 
-def _range(domain: schema_pb2.IntDomain | schema_pb2.FloatDomain) -> str:
-    least = _number(domain.min) if domain.HasField("min") else ""
-    most = _number(domain.max) if domain.HasField("max") else ""
+def _range_text(domain: schema_pb2.IntDomain | schema_pb2.FloatDomain) -> str:
+    least = _number_text(domain.min) if domain.HasField("min") else ""
+    most = _number_text(domain.max) if domain.HasField("max") else ""
     if least and most:
         return f"{least} to {most}"
     return f"{least} or more" if least else f"{most} or less" if most else "any number"
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return np.format_float_positional(np.float32(value), trim="-")  # the shortest text of a float32
+    return np.format_float_positional(np.float32(value), trim="-")  # the shortest text that identifies a float32
 
 
 def _one_line(message: Message) -> str:

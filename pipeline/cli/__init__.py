@@ -23,24 +23,24 @@ from pipeline.cli.common import colour
 from pipeline.runs import signals
 
 _DEBUG, _JSON = "--debug", "--json"
-_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 
-# Name -> (module, summary). With the summaries here, listing the commands imports none of them.
+# Name -> (module, summary). The summaries are here so that listing the commands imports no module.
 _COMMANDS = {
     "demo": ("pipeline.cli.demo", "Run the whole pipeline on real handwritten digits."),
-    "init": ("pipeline.cli.init", "Write a commented pipeline.yaml to start from."),
+    "init": ("pipeline.cli.init", "Write a commented pipeline.yaml for a new project."),
     "ingest": ("pipeline.cli.ingest", "Turn raw images into a published dataset of TFRecord shards."),
     "run": ("pipeline.cli.run", "Run the whole TFX pipeline here: raw images to a pushed model."),
     "compile": ("pipeline.cli.compile", "Write the pipeline as a file that Airflow or Kubeflow runs."),
-    "doctor": ("pipeline.cli.doctor", "Say what is missing for a target, and how to repair it."),
+    "doctor": ("pipeline.cli.doctor", "List missing requirements of a target, and how to meet them."),
     "upgrade": ("pipeline.cli.upgrade", "Convert a dataset of an earlier release into the newest format."),
-    "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
-    "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
-    "diff": ("pipeline.cli.diff", "Say what changed between two datasets."),
-    "export": ("pipeline.cli.export", "Copy a dataset to another format, or describe it for one."),
+    "verify": ("pipeline.cli.verify", "Check a dataset: every checksum, count and image."),
+    "inspect": ("pipeline.cli.inspect", "Show the content of a dataset or a TFRecord file."),
+    "diff": ("pipeline.cli.diff", "List the differences between two datasets."),
+    "export": ("pipeline.cli.export", "Copy a dataset to another format, or write metadata for one."),
     "report": ("pipeline.cli.report", "Write one self-contained HTML page about a dataset."),
     "schema": ("pipeline.cli.schema", "Infer, read and compare schemas."),
-    "lineage": ("pipeline.cli.lineage", "Print what a model was made of, back to the source."),
+    "lineage": ("pipeline.cli.lineage", "Print the data, settings and code that a model was made from."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
     "bench": ("pipeline.cli.bench", "Find the bottleneck of the input pipeline."),
     "completion": ("pipeline.cli.completion", "Print a script that completes commands in bash, zsh or fish."),
@@ -48,44 +48,47 @@ _COMMANDS = {
 
 
 @contextlib.contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Hides plugins of pydantic, which our settings do not use: it reads the metadata of every package to find them."""
-    before = os.environ.get(_PLUGINS)
-    os.environ[_PLUGINS] = "__all__"
+def _without_pydantic_plugins() -> Iterator[None]:
+    """Disables plugins of pydantic, whose search reads the metadata of every package. Feedline uses no plugins."""
+    previous = os.environ.get(_PLUGINS_VARIABLE)
+    os.environ[_PLUGINS_VARIABLE] = "__all__"
     try:
         yield
     finally:
-        os.environ.pop(_PLUGINS)
-        if before is not None:
-            os.environ[_PLUGINS] = before
+        os.environ.pop(_PLUGINS_VARIABLE)
+        if previous is not None:
+            os.environ[_PLUGINS_VARIABLE] = previous
 
 
 class _LazyGroup(click_groups.Group):
+    """Imports the module of a command when the command is used."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        with _without_plugins():
+        with _without_pydantic_plugins():
             return importlib.import_module(_COMMANDS[name][0]).command
 
     def summaries(self, ctx: click.Context) -> Iterable[tuple[str, str]]:
-        return [(name, text) for name, (_, text) in _COMMANDS.items()]
+        return [(name, summary) for name, (_, summary) in _COMMANDS.items()]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [CompletionItem(name, help=text) for name, text in self.summaries(ctx) if name.startswith(incomplete)]
-        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+        matches = [(name, summary) for name, summary in self.summaries(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=summary) for name, summary in matches]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def _show_version(context: click.Context, _: click.Parameter, enabled: bool) -> None:
-    if enabled and not context.resilient_parsing:
+def _show_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given and not context.resilient_parsing:
         click.echo(f"feedline, version {metadata.version('feedline')}\n{stack.summary()}")
         context.exit()
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; may follow COMMAND.")
+@click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; allowed after COMMAND, too.")
 @click.option(
     "--version",
     is_flag=True,
@@ -104,14 +107,14 @@ def cli(context: click.Context, debug: bool) -> None:
       feedline ingest photos --out dataset
       feedline run --images photos --root work
 
-    `feedline COMMAND --help` has the options of a command, and examples.
+    `feedline COMMAND --help` shows the options of a command, with examples.
 
     \b
     Exit codes:
       0    success
       1    unexpected error; --debug shows the traceback
       2    the request is invalid; nothing was changed
-      3    a check failed: of the data, of the model, or of `doctor`
+      3    a check of the data, of the model, or of `doctor` failed
       130  interrupted by Ctrl-C; run the same command again to continue
       143  ended by SIGTERM; run the same command again to continue
     """
@@ -119,14 +122,14 @@ def cli(context: click.Context, debug: bool) -> None:
     if debug:
         return
     warnings.filterwarnings("ignore")
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error line says the same
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its messages repeat the error that is printed
     stack.quieten_tensorflow()
     # Beam's workers and StatisticsGen would each reserve all memory of a GPU, which the Trainer needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with its code; an error is one line, with a traceback only for `--debug`."""
+    """Runs the command line and exits with its code. Prints an error as one line, a traceback only with `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     signals.install()  # SIGTERM is handled like Ctrl-C
     try:
@@ -148,11 +151,11 @@ def execute(arguments: list[str]) -> int:
     debug, as_json = _DEBUG in arguments[:1], _JSON in _before_dashes(arguments)
     try:
         return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except (click.Abort, KeyboardInterrupt) as stop:
-        # Click raises its own error from the interruption, which has the remark of the command.
-        return errors.fail(errors.interruption(str(stop.__cause__ or stop)), as_json)
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except (click.Abort, KeyboardInterrupt) as error:
+        # The cause of click.Abort is the KeyboardInterrupt, whose text the command adds to the message.
+        return errors.fail(errors.interruption(str(error.__cause__ or error)), as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure how fast images flow on this machine.
+    """Measure the speed of the input pipeline on this machine.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def command() -> None:
 @command.command("input")
 @click.argument("dataset", type=DIR)
 @click.option("--split", type=SPLIT, default="train", show_default=True, help="Split to read.")
-@config_option("YAML file of settings; its section input is read.")
+@config_option("YAML file of settings; only its section input is used.")
 @click.option("--image-side", type=int, help="Height and width, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images per batch.  [default: 64]")
 @click.option(
@@ -51,15 +51,15 @@ def command() -> None:
     metavar="FLOAT",
     default=1.0,
     show_default=True,
-    help="Length of one measurement in seconds; there are about 16, each made three times.",
+    help="Duration of one measurement in seconds; about 16 cases are measured, three times each.",
 )
-@click.option("--html", type=FILE, help="HTML file to write, with the chart.")
+@click.option("--html", type=FILE, help="HTML file to write, with a chart of the results.")
 @json_option
 def bench_input(dataset: str, **values: Any) -> None:
     """Find the bottleneck of the input pipeline of DATASET.
 
-    Measures the stages separately and together, compares the rate with decoding without a pipeline, with a naive
-    pipeline and with that of the tutorials, and names the option to change.
+    Measures the stages separately and together. Compares the rate with decoding without a pipeline, with a naive
+    pipeline and with the pipeline of the TensorFlow tutorials. Names the option that removes the bottleneck.
 
     \b
     Examples:
@@ -68,37 +68,37 @@ def bench_input(dataset: str, **values: Any) -> None:
       feedline bench input dataset --image-side 32 --ops "decode|resize(32)|flip"
       feedline bench input dataset --model small_cnn --batch-size 128
     """
-    options = _options(values)
+    options = _input_options(values)
     if values["html"]:
         disk.check_file("--html", values["html"])
     from trainer.training.malloc import keep_buffers
 
-    keep_buffers()  # as in training
+    keep_buffers()  # the same memory settings as in training
     from trainer.bench.bottleneck import find_bottleneck
     from trainer.bench.measure import measure, prepare
     from trainer.bench.report import as_page, as_text
 
     with _convert_errors(dataset, values["split"]):
         bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
-        with _progress(bench, values["seconds"]) as on_sample:
-            figures = measure(bench, values["seconds"], on_sample)
+        with _show_progress(bench, values["seconds"]) as on_sample:
+            results = measure(bench, values["seconds"], on_sample)
     if values["as_json"]:
-        bottleneck = dataclasses.asdict(find_bottleneck(figures))
-        print_json({**figures.to_json(), "bottleneck": bottleneck, "html": values["html"] or ""})
+        bottleneck = dataclasses.asdict(find_bottleneck(results))
+        print_json({**results.to_json(), "bottleneck": bottleneck, "html": values["html"] or ""})
     else:
-        click.echo(as_text(figures))
+        click.echo(as_text(results))
     if values["html"]:
-        disk.write_file("--html", values["html"], as_page(figures).encode())
+        disk.write_file("--html", values["html"], as_page(results).encode())
         say(values["html"])
 
 
-def _options(values: Mapping[str, Any]) -> InputOptions:
+def _input_options(values: Mapping[str, Any]) -> InputOptions:
     """Returns the section `input` of a settings file, with the options of the command line."""
     from trainer.options import InputOptions
 
     options = input_section(values["config_path"]) if values["config_path"] else InputOptions()
-    names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
-    changes = {field: values[name] for name, field in names.items() if values[name] is not None}
+    fields = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
+    changes = {field: values[option] for option, field in fields.items() if values[option] is not None}
     return dataclasses.replace(options, **changes)
 
 
@@ -124,8 +124,8 @@ def _convert_errors(dataset: str, split: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
-    """Prints the expected duration; on a terminal, shows a progress bar."""
+def _show_progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
+    """Shows duration and progress; yields a function to call with the name of the case before each measurement."""
     from trainer.bench.meter import ROUNDS
 
     count = len(bench.subjects)
@@ -140,5 +140,5 @@ def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=count * ROUNDS)
-        counter = iter(range(count * ROUNDS))
-        yield lambda name: bars.update(task, description=name, completed=next(counter))
+        sample_numbers = iter(range(count * ROUNDS))
+        yield lambda name: bars.update(task, description=name, completed=next(sample_numbers))

@@ -1,7 +1,7 @@
 """Classes for commands: options under headings, ordered sub-commands, suggestions for wrong names, and value types.
 
 The value types only define the shell completion. For one minor release after the removal of a command or an option, its
-error message gives the alternative.
+error message names the alternative.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from beam_jobs import storage
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import UsageError
 
-_BACKGROUND = (
-    "run the command under nohup, tmux or systemd-run; its progress is on standard error, and after a stop the same "
-    "command continues"
+_BACKGROUND_REMEDY = (
+    "run the command under nohup, tmux or systemd-run; it prints progress on standard error, and after an interruption "
+    "the same command continues"
 )
 # Removed command, or command and option -> the first release without it, and the remedy.
 REMOVED: Mapping[str, tuple[str, str]] = {
@@ -27,9 +27,9 @@ REMOVED: Mapping[str, tuple[str, str]] = {
         "0.2",
         "`--draw` shows the images on a terminal, `--export DIR` writes them, `feedline report` makes a page",
     ),
-    "ingest --detach": ("0.2", _BACKGROUND),
-    "run --detach": ("0.2", _BACKGROUND),
-    "status": ("0.2", _BACKGROUND),
+    "ingest --detach": ("0.2", _BACKGROUND_REMEDY),
+    "run --detach": ("0.2", _BACKGROUND_REMEDY),
+    "status": ("0.2", _BACKGROUND_REMEDY),
 }
 
 
@@ -41,11 +41,11 @@ def check_removed(path: str, name: str) -> None:
       name: name of the command or option.
 
     Raises:
-      UsageError: it was removed; the message has the release and the remedy.
+      UsageError: the name was removed; the message has the release and the remedy.
     """
-    typed = f"{path} {name}".partition(" ")[2]
-    if typed in REMOVED:
-        release, remedy = REMOVED[typed]
+    full_name = f"{path} {name}".partition(" ")[2]
+    if full_name in REMOVED:
+        release, remedy = REMOVED[full_name]
         kind = "option" if name.startswith("-") else "command"
         raise UsageError(f"there is no {kind} {name!r} since {release}; {remedy}")
 
@@ -54,8 +54,8 @@ class Location(click.ParamType):
     """A path or a URL, completed by the shell.
 
     Args:
-      name: name in the help, where it is in capitals.
-      kind: completions: `dir` for directories only, or `file` for both.
+      name: name of the value, which the help shows in capitals.
+      kind: `dir` completes only directories, `file` completes files and directories.
     """
 
     def __init__(self, name: str, kind: str) -> None:
@@ -74,15 +74,15 @@ class SplitName(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Returns the splits of a local dataset; remote requests would be too slow."""
-        # While an option has no value, click does not assign the arguments.
+        # While the value of an option is missing, click does not assign the arguments.
         dataset = ctx.params.get("dataset") or "".join(ctx.args[:1])
         path = os.path.join(dataset, "dataset.json")
         try:
             with open(path, "rb") as file:
-                names = list(storage.parse_json(file.read(storage.MAX_JSON_BYTES))["splits"])
+                split_names = list(storage.parse_json(file.read(storage.MAX_JSON_BYTES))["splits"])
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        return [CompletionItem(name) for name in names if name.isidentifier() and name.startswith(incomplete)]
+        return [CompletionItem(name) for name in split_names if name.isidentifier() and name.startswith(incomplete)]
 
 
 FILE = Location("file", "file")
@@ -127,11 +127,11 @@ class Command(click.Command):
         """Writes the options."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                sections.setdefault(getattr(parameter, "heading", GENERAL), []).append(record)
-        for heading, records in sections.items():
+            if isinstance(parameter, click.Option) and (help_record := parameter.get_help_record(ctx)):
+                sections.setdefault(getattr(parameter, "heading", GENERAL), []).append(help_record)
+        for heading, help_records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(records)
+                formatter.write_dl(help_records)
 
 
 class Group(click.Group):

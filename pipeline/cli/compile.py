@@ -15,7 +15,7 @@ TARGETS = {"airflow": "pipeline.runners.airflow", "kubeflow": "pipeline.runners.
 
 
 @click.command("compile", cls=Command)
-@click.option("--target", type=click.Choice(tuple(TARGETS)), required=True, help="Orchestrator to write for.")
+@click.option("--target", type=click.Choice(tuple(TARGETS)), required=True, help="Orchestrator that runs the file.")
 @config_option("YAML file of settings.", required=True)
 @click.option("--out", type=FILE, required=True, help="File to write.")
 @set_option

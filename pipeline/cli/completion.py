@@ -1,4 +1,4 @@
-"""`feedline completion`, and the values that it completes."""
+"""`feedline completion`, and the parameter types whose values a shell completes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _Zsh(ZshComplete):
     )
 
 
-_CLASSES = {"bash": _Bash, "zsh": _Zsh, "fish": FishComplete}
+_COMPLETION_CLASSES = {"bash": _Bash, "zsh": _Zsh, "fish": FishComplete}
 
 
 @click.command("completion", cls=Command)
-@click.argument("shell", type=click.Choice(tuple(_CLASSES)))
+@click.argument("shell", type=click.Choice(tuple(_COMPLETION_CLASSES)))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print a script that lets the shell complete commands and options.
 
-    Choices, paths, splits, ops and settings are completed, too. The script asks this program at every TAB, so it
+    Choices, paths, splits, ops and settings are completed, too. The script calls this program at every TAB, so it
     needs no update. Bash must be 4.4 or newer; in zsh, compinit must have run.
 
     \b
@@ -45,14 +45,14 @@ def command(context: click.Context, shell: str) -> None:
       feedline completion bash
 
     \b
-    To have it in every shell from now on:
+    To enable completion in every new shell:
       bash  echo 'eval "$(feedline completion bash)"' >> ~/.bashrc
       zsh   echo 'eval "$(feedline completion zsh)"' >> ~/.zshrc
       fish  feedline completion fish > ~/.config/fish/completions/feedline.fish
     """
     root = context.find_root()
-    script = _CLASSES[shell](root.command, {}, "feedline", "_FEEDLINE_COMPLETE")
-    click.echo((script.source_template % script.source_vars()).strip())  # `source()` would run bash for its version
+    completer = _COMPLETION_CLASSES[shell](root.command, {}, "feedline", "_FEEDLINE_COMPLETE")
+    click.echo((completer.source_template % completer.source_vars()).strip())  # `source()` would start bash
 
 
 # The names of `trainer.ops.OPS`, whose import loads TensorFlow and is too slow for a completion.
@@ -84,8 +84,8 @@ class OpChain(click.ParamType):
     name = "ops"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the chain, completed by each op that its last name may be."""
-        return [CompletionItem(chain) for chain in _chains(incomplete)]
+        """Returns the chain with each op whose name begins like the last name in it."""
+        return [CompletionItem(chain) for chain in _complete_chains(incomplete)]
 
 
 class Assignment(click.ParamType):
@@ -94,20 +94,21 @@ class Assignment(click.ParamType):
     name = "assignment"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the settings, each followed by `=`; after `=`, the values of settings of ops."""
+        """Returns the settings, each followed by `=`; after `=`, the chains of ops if the setting is a chain."""
         key, equals, value = incomplete.partition("=")
         if equals:
-            chains = _chains(value) if key.endswith("_ops") else []
+            chains = _complete_chains(value) if key.endswith("_ops") else []
             return [CompletionItem(f"{key}={chain}") for chain in chains]
-        return [CompletionItem(f"{name}=") for name in _settings() if name.startswith(key)]
+        return [CompletionItem(f"{name}=") for name in _setting_keys() if name.startswith(key)]
 
 
-def _chains(incomplete: str) -> list[str]:
-    prefix, bar, last = incomplete.rpartition("|")
-    return [f"{prefix}{bar}{name}" for name in OPS if name.startswith(last)]
+def _complete_chains(incomplete: str) -> list[str]:
+    """Returns the chain once for each op that completes the last, partial name."""
+    prefix, separator, partial_name = incomplete.rpartition("|")
+    return [f"{prefix}{separator}{name}" for name in OPS if name.startswith(partial_name)]
 
 
-def _settings() -> list[str]:
+def _setting_keys() -> list[str]:
     """Returns the dotted keys of all settings, without sections, in the order of docs/pipeline-yaml.md."""
     from pipeline.config import TARGET_SECTIONS
     from pipeline.settings import known_settings

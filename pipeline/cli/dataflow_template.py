@@ -1,10 +1,10 @@
-"""The Flex Template of Dataflow: a job that runs `feedline ingest`, so that no machine outside has to stay awake.
+"""The Flex Template of Dataflow: a job that runs `feedline ingest`, so that no machine outside Dataflow has to run.
 
-The service takes one graph from a template, and an ingest has two, with a plan between them. So the graph is one step:
-a worker runs the command, which starts the two jobs, plans and publishes. When the step fails, the service repeats it,
-and the command continues after the finished work.
+A template contains one graph, but an ingest runs two jobs, with a plan between them. So the graph of the template is
+one step: a worker runs the command, which starts both jobs and publishes the dataset. When the step fails, the service
+repeats it, and the command continues after the finished work.
 
-`Dockerfile` has the image, and `dataflow_template.json` the parameters as the service shows them.
+`Dockerfile` builds the image; `dataflow_template.json` describes the parameters for the service.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from beam_jobs.options import IngestOptions
 
 _LOGGER = logging.getLogger(__name__)
-_ERROR = "feedline: error: "
-_BEAM_ARGUMENTS = {  # destination -> argument of Beam for the jobs of the ingest
+_ERROR_PREFIX = "feedline: error: "
+_BEAM_ARGUMENTS = {  # attribute of `PipelineOptions` -> argument of Beam for the jobs of the ingest
     **{name: name for name in ("network", "dataflow_kms_key", "worker_zone")},
     "disk_type": "worker_disk_type",
 }
-_SETTINGS = {"machine_type": "worker_machine_type"}  # destination of an argument of Beam -> setting with another name
+_SETTINGS = {"machine_type": "worker_machine_type"}  # attribute of `PipelineOptions` -> setting, if the names differ
 
 
 def main() -> None:
-    """Runs as the program that the launcher of Dataflow starts. Exit codes of errors are those of `feedline`."""
+    """Runs the program that the launcher of Dataflow starts. The exit codes of errors are those of `feedline`."""
     from pipeline.cli import errors
 
     try:
@@ -59,8 +59,8 @@ def launch(arguments: Sequence[str]) -> None:
     """Writes the graph of the job for the service, or starts the job if the arguments name no `--template_location`.
 
     Args:
-      arguments: parameters of the template and arguments of Beam. The project, the workers and their code are those of
-        the ingest; the job itself has one worker of the same type.
+      arguments: parameters of the template and arguments of Beam. The ingest uses the same project, type and code of
+        workers as the job of the template, which has a single worker.
 
     Raises:
       OptionError: a parameter, or a setting of the ingest, is unknown or not allowed.
@@ -71,22 +71,22 @@ def launch(arguments: Sequence[str]) -> None:
     step = RunIngest(command_line(parameters, beam_arguments), parameters.config, _read_config(parameters))
     options, engine = step.read_request()
     engine.check(options)
-    single = dataclasses.replace(engine, num_workers=1, max_num_workers=1, autoscaling_algorithm="NONE")
+    one_worker = dataclasses.replace(engine, num_workers=1, max_num_workers=1, autoscaling_algorithm="NONE")
     with tempfile.TemporaryDirectory(prefix="feedline-template-") as directory:
-        own = [*beam_arguments, *single.arguments(directory)]
-        pipeline = dataflow_jobs.Pipelines(own, engine.job_name, single.pool)()
+        job_arguments = [*beam_arguments, *one_worker.arguments(directory)]
+        pipeline = dataflow_jobs.Pipelines(job_arguments, engine.job_name, one_worker.pool)()
         pipeline | step.label >> step
         pipeline.run()  # the service starts the job after the end of this process
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the parameters of the template."""
-    found = argparse.ArgumentParser(prog="feedline-dataflow-template", description=__doc__, allow_abbrev=False)
-    found.add_argument("--source", required=True)
-    found.add_argument("--out", required=True)
-    found.add_argument("--config", default="")
-    found.add_argument("--arguments", default="")
-    return found
+    result = argparse.ArgumentParser(prog="feedline-dataflow-template", description=__doc__, allow_abbrev=False)
+    result.add_argument("--source", required=True)
+    result.add_argument("--out", required=True)
+    result.add_argument("--config", default="")
+    result.add_argument("--arguments", default="")
+    return result
 
 
 @dataclass
@@ -95,7 +95,7 @@ class RunIngest(beam.PTransform):
 
     Attributes:
       arguments: arguments of the command, without `--config`.
-      config_name: path of the file of settings, whose name is in messages; empty for none.
+      config_name: path of the file of settings, for its name in messages; empty for none.
       config: content of the file of settings.
     """
 
@@ -104,14 +104,14 @@ class RunIngest(beam.PTransform):
     config: bytes = b""
 
     def expand(self, root: beam.Pipeline) -> beam.PCollection[None]:
-        """Builds the step."""
+        """Returns the output of the step."""
         return root | "Start" >> beam.Impulse() | "Ingest" >> beam.ParDo(_Run(self))
 
     def read_request(self) -> tuple[IngestOptions, dataflow.Options]:
         """Returns the options and the engine of the ingest.
 
         Raises:
-          OptionError: one of them is unknown or not allowed.
+          OptionError: an option or a setting is unknown or not allowed.
         """
         from pipeline.cli import cli, ingest
 
@@ -120,13 +120,13 @@ class RunIngest(beam.PTransform):
             context = ingest.command.make_context("ingest", list(arguments), parent=program)
             values = {name: value for name, value in context.params.items() if name != "as_json"}
             if values.pop("dry_run"):
-                raise OptionError("arguments has --dry-run, and a job would write nothing; remove it")
+                raise OptionError("arguments contains --dry-run, with which the job would write nothing; remove it")
             options, engine = ingest.read_request(context.command, **values)
-        return options, cast("dataflow.Options", engine)  # other runners refuse the settings of this one
+        return options, cast("dataflow.Options", engine)  # with another `--runner`, these settings are an error
 
     @contextlib.contextmanager
     def arguments_with_config(self) -> Iterator[Sequence[str]]:
-        """Yields the arguments of the command, while the file of settings exists."""
+        """Writes the file of settings, yields the arguments of the command, and removes the file after the block."""
         if not self.config_name:
             yield self.arguments
             return
@@ -144,13 +144,13 @@ class _Run(beam.DoFn):
         """Runs the command to its end.
 
         Raises:
-          FeedlineError: it failed; the text is its error.
+          FeedlineError: the command failed; the message is its error message.
         """
         with self._ingest.arguments_with_config() as arguments:
-            code = "from pipeline import entry; entry.main()"
-            command = child_python.command(code, "ingest", *arguments, working_directory=False)
+            python_code = "from pipeline import entry; entry.main()"
+            command = child_python.command(python_code, "ingest", *arguments, working_directory=False)
             environment = child_python.environment(working_directory=False)
-            with subprocess.Popen(  # noqa: S603 - this very Python, on this very code
+            with subprocess.Popen(  # noqa: S603 - the Python and the code of this process
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -159,32 +159,32 @@ class _Run(beam.DoFn):
                 encoding="utf-8",
                 errors="replace",
             ) as process:
-                message: list[str] = []
+                message_lines: list[str] = []
                 for line in map(str.rstrip, process.stdout or ()):
                     _LOGGER.info("%s", line)
-                    if line.startswith(_ERROR):
-                        message = [line.removeprefix(_ERROR)]
-                    elif message:  # an error may have several lines
-                        message.append(line)
+                    if line.startswith(_ERROR_PREFIX):
+                        message_lines = [line.removeprefix(_ERROR_PREFIX)]
+                    elif message_lines:  # an error may have several lines
+                        message_lines.append(line)
         if process.returncode:
-            raise FeedlineError("\n".join(message) or f"feedline ended with code {process.returncode}")
+            raise FeedlineError("\n".join(message_lines) or f"feedline ended with code {process.returncode}")
 
 
 def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments of the command: parameters of the template, and the job's project, workers and code.
+    """Returns the arguments of the command: parameters of the template, and project, workers and code of the job.
 
     Raises:
-      OptionError: the parameter `arguments` has an open quotation.
+      OptionError: the parameter `arguments` has an unclosed quote.
     """
     command = [parameters.source, "--out", parameters.out, "--runner", "dataflow"]
-    given = PipelineOptions(list(beam_arguments)).get_all_options(drop_default=True)
-    settings = {_SETTINGS.get(name, name): value for name, value in given.items()}
+    beam_options = PipelineOptions(list(beam_arguments)).get_all_options(drop_default=True)
+    settings = {_SETTINGS.get(name, name): value for name, value in beam_options.items()}
     if labels := settings.get("labels"):
-        settings["labels"] = _labels(labels)
-    # What is no setting of its own reaches the jobs as an argument of Beam, or they would run in another network.
-    others = [f"--{argument}={given[name]}" for name, argument in _BEAM_ARGUMENTS.items() if given.get(name)]
-    if others:
-        settings["beam_args"] = others
+        settings["labels"] = _parse_labels(labels)
+    # Values without a setting are arguments of Beam for the jobs, which would otherwise use another network.
+    names = [name for name in _BEAM_ARGUMENTS if beam_options.get(name)]
+    if names:
+        settings["beam_args"] = [f"--{_BEAM_ARGUMENTS[name]}={beam_options[name]}" for name in names]
     for name in fields(dataflow.Options):
         if name in settings and name != "setup_file":
             value = settings[name]
@@ -196,7 +196,7 @@ def command_line(parameters: argparse.Namespace, beam_arguments: Sequence[str]) 
         raise OptionError(f"arguments is {parameters.arguments!r}: {error}; quote them as for a shell") from error
 
 
-def _labels(texts: Sequence[str]) -> dict[str, str]:
+def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
     """Returns the labels in arguments of Beam: `KEY=VALUE`, or several as `{KEY: VALUE}`."""
     labels: dict[str, str] = {}
     for text in texts:

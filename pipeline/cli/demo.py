@@ -13,7 +13,7 @@ import click
 from beam_jobs.errors import OptionError
 from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import json_option, say
-from pipeline.cli.run import fast_option, print_answer, run_or_repeat
+from pipeline.cli.run import fast_option, print_output, run_or_repeat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.config import PipelineConfig
 
 _SIDE_PX = 32
-_FIRST = "0/digit-0000.png"
+_FIRST_IMAGE = "0/digit-0000.png"
 # No flip: a mirrored digit is not a digit. A shift of three pixels is usual in handwriting.
 _TRAIN_OPS = f"decode|resize({_SIDE_PX})|pad_reflect(3)|random_crop({_SIDE_PX})"
 _EVAL_OPS = f"decode|resize({_SIDE_PX})"
@@ -36,26 +36,26 @@ _EVAL_OPS = f"decode|resize({_SIDE_PX})"
 def command(root: str, fast: bool, as_json: bool) -> None:
     """Run the whole pipeline on real handwritten digits.
 
-    They are the 1,797 images that come with scikit-learn. A few broken files and copies are put among them, so that
-    rejects and duplicates show.
+    The images are the 1,797 digits of scikit-learn, with a few broken files and copies, so that the results include
+    rejects and duplicates.
 
     \b
     Example:
       feedline demo --root demo_run
     """
-    started = time.monotonic()
+    start_s = time.monotonic()
     images = os.path.join(root, "images")
 
-    def write() -> None:
+    def write_source() -> None:
         say(f"writing digits to {images}")
         try:
             write_images(images)
         except OSError as error:
             raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
 
-    answer = run_or_repeat(config(images, root), fast, write)
-    took = f"{'took':<12} {time.monotonic() - started:.0f} s"
-    print_answer(answer, as_json, os.path.join(images, _FIRST), took)
+    output = run_or_repeat(config(images, root), fast, write_source)
+    duration = f"{'took':<12} {time.monotonic() - start_s:.0f} s"
+    print_output(output, as_json, os.path.join(images, _FIRST_IMAGE), duration)
 
 
 def config(images: str, root: str) -> PipelineConfig:
@@ -81,40 +81,42 @@ def write_images(directory: str) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    encoded = [_png(image * (255 / 16)) for image in digits.images]  # 0-16 grey levels
+    encoded = [_encode_png(image * (255 / 16)) for image in digits.images]  # 0-16 grey levels
     for index, (data, label) in enumerate(zip(encoded, digits.target, strict=True)):
         _write(os.path.join(directory, str(label), f"digit-{index:04d}.png"), data)
-    for name, data in (_broken(encoded[0]) | _copies(encoded, digits.target)).items():
+    for name, data in (_broken_files(encoded[0]) | _copied_files(encoded, digits.target)).items():
         _write(os.path.join(directory, name), data)
 
 
-def _broken(good: bytes) -> dict[str, bytes]:
-    flipped = bytearray(good)
-    flipped[len(good) // 2] ^= 0xFF
-    forged = bytearray(good)
-    forged[16:24] = (13_000).to_bytes(4, "big") * 2  # width and height in the header
-    forged[29:33] = zlib.crc32(forged[12:29]).to_bytes(4, "big")  # correct checksum of the forged header
+def _broken_files(intact: bytes) -> dict[str, bytes]:
+    """Returns name -> bytes of files that the ingest rejects, most of them damaged copies of an intact PNG."""
+    with_flipped_byte = bytearray(intact)
+    with_flipped_byte[len(intact) // 2] ^= 0xFF
+    with_forged_size = bytearray(intact)
+    with_forged_size[16:24] = (13_000).to_bytes(4, "big") * 2  # width and height in the header
+    with_forged_size[29:33] = zlib.crc32(with_forged_size[12:29]).to_bytes(4, "big")  # checksum of the new header
     return {
         "0/broken-empty.png": b"",
         "1/broken-text.png": b"this is not an image",
-        "2/broken-truncated.png": good[: len(good) // 2],
-        "3/broken-bit-flip.png": bytes(flipped),
-        "4/broken-forged-size.png": bytes(forged),
-        "5/broken-too-small.png": _png([[0] * 64] * 2),
-        "stray-without-class.png": good,
+        "2/broken-truncated.png": intact[: len(intact) // 2],
+        "3/broken-bit-flip.png": bytes(with_flipped_byte),
+        "4/broken-forged-size.png": bytes(with_forged_size),
+        "5/broken-too-small.png": _encode_png([[0] * 64] * 2),
+        "stray-without-class.png": intact,
     }
 
 
-def _copies(encoded: list[bytes], labels: np.ndarray) -> dict[str, bytes]:
-    other = (labels[2] + 1) % 10  # a copy in another class is a label conflict
+def _copied_files(encoded: list[bytes], labels: np.ndarray) -> dict[str, bytes]:
+    """Returns name -> bytes of exact copies of the first three digits."""
+    other_label = (labels[2] + 1) % 10  # a copy in another class is a label conflict
     return {
         f"{labels[0]}/copy-of-0000.png": encoded[0],
         f"{labels[1]}/copy-of-0001.png": encoded[1],
-        f"{other}/copy-of-0002.png": encoded[2],
+        f"{other_label}/copy-of-0002.png": encoded[2],
     }
 
 
-def _png(pixels: Any) -> bytes:
+def _encode_png(pixels: Any) -> bytes:
     import numpy as np
     from PIL import Image
 

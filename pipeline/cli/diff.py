@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _EXIT_CODE = 3
 _DIGEST_DIGITS = 16
 _SIGNS = {"added": "+", "removed": "-"}
-# Kind of change -> the column that is shown as old and new value behind the key.
-_PAIRS = {"renamed": "key", "relabelled": "label", "changed": "", "moved": "split", "annotated": ""}
+# Kind of change -> the column whose old and new values are printed after the key.
+_COMPARED_COLUMNS = {"renamed": "key", "relabelled": "label", "changed": "", "moved": "split", "annotated": ""}
 _TITLES = {"changed": "other bytes", "annotated": "other annotations"}
 
 
@@ -30,15 +30,15 @@ _TITLES = {"changed": "other bytes", "annotated": "other annotations"}
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=10,
-    help="Most lines to show of each kind of change; 0 is all.  [default: 10]",
+    help="Maximum number of lines for each kind of change; 0 is all.  [default: 10]",
 )
 @click.option("--exit-code", is_flag=True, help="Exit with code 3 when the datasets differ.")
 @json_option
 def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> None:
-    """Say what changed between two datasets.
+    """List the differences between two datasets.
 
-    From A to B: images, labels, splits, classes, sizes and options. Shards are not read; everything is in dataset.json
-    and the image table.
+    Lists the changes from A to B: images, labels, splits, classes, sizes and options. Reads dataset.json and the image
+    table, not the shards.
 
     \b
     Examples:
@@ -57,8 +57,8 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
         raise click.exceptions.Exit(_EXIT_CODE)
 
 
-def _print(difference: Difference, names: tuple[str, str], limit: int) -> None:
-    for side, name, digest, written in zip("AB", names, difference.digests, difference.written, strict=True):
+def _print(difference: Difference, paths: tuple[str, str], limit: int) -> None:
+    for side, name, digest, written in zip("AB", paths, difference.digests, difference.written, strict=True):
         echo(f"{side}  {digest[:_DIGEST_DIGITS]}  {written:,} images  {strings.line(name)}")
     if difference.is_equal:
         echo("equal")
@@ -72,13 +72,13 @@ def _print(difference: Difference, names: tuple[str, str], limit: int) -> None:
 def _lines(difference: Difference, limit: int) -> Iterator[str]:
     if difference.digests[0] != difference.digests[1]:
         yield from _count_lines(difference)
-    for kind in (*_SIGNS, *_PAIRS):
+    for kind in (*_SIGNS, *_COMPARED_COLUMNS):
         yield from _image_lines(kind, getattr(difference, kind))
     for kind, names in difference.labels.items():
         yield from ("", f"classes {kind}")
         yield from _limit_lines([f"  {strings.line(name)}" for name in names], limit)
     for split, changes in difference.classes.items():
-        yield from ("", f"images of a class in {strings.line(split)}, change of its share")
+        yield from ("", f"images of a class in {strings.line(split)}, change of the share")
         lines = [
             f"  {change.share:+8.2%}  {change.old:>9,} -> {change.new:<9,}  {strings.line(change.label)}"
             for change in changes
@@ -92,10 +92,10 @@ def _lines(difference: Difference, limit: int) -> Iterator[str]:
 
 def _count_lines(difference: Difference) -> Iterator[str]:
     yield ""
-    for kind in (*_SIGNS, *_PAIRS):
+    for kind in (*_SIGNS, *_COMPARED_COLUMNS):
         remark = ""
         if kind == "changed" and difference.stored_otherwise:
-            remark = f", {difference.stored_otherwise:,} of them from the same source, stored otherwise"
+            remark = f", {difference.stored_otherwise:,} of them with the same source bytes, stored differently"
         yield f"{_TITLES.get(kind, kind):<18} {getattr(difference, kind).count:>9,}{remark}"
 
 
@@ -113,11 +113,11 @@ def _image_lines(kind: str, changes: Changes) -> Iterator[str]:
 
 
 def _old_and_new(kind: str, image: Mapping[str, Any]) -> str:
-    name = _PAIRS[kind]
-    if not name:
+    column = _COMPARED_COLUMNS[kind]
+    if not column:
         return ""
-    before, after = (strings.line(image[f"{side}{name}"]) or "(none)" for side in ("", "new_"))
-    return f" -> {after}" if name == "key" else f"  {before} -> {after}"
+    old_value, new_value = (strings.line(image[f"{prefix}{column}"]) or "(none)" for prefix in ("", "new_"))
+    return f" -> {new_value}" if column == "key" else f"  {old_value} -> {new_value}"
 
 
 def _fact_lines(difference: Difference) -> Iterator[str]:
@@ -126,22 +126,22 @@ def _fact_lines(difference: Difference) -> Iterator[str]:
         if differing:
             yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, minimum / median / maximum")
         for change in differing:
-            before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (change.old, change.new))
-            yield f"  {change.name:<11} {change.jensen_shannon:.3f}  {before} -> {after}"
+            old, new = (" / ".join(f"{value:,.6g}" for value in values) for values in (change.old, change.new))
+            yield f"  {change.name:<11} {change.jensen_shannon:.3f}  {old} -> {new}"
 
 
 def _option_lines(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     from beam_jobs.dataset.diff import option_texts
 
     for name, values in options.items():
-        before, after = map(strings.line, option_texts(values))
-        yield f"  {strings.line(name)}  {before} -> {after}"
+        old_value, new_value = map(strings.line, option_texts(values))
+        yield f"  {strings.line(name)}  {old_value} -> {new_value}"
 
 
 def _limit_lines(lines: list[str], limit: int) -> Iterator[str]:
-    shown = lines[: limit or len(lines)]
-    yield from shown
-    yield from _remaining_line(len(lines) - len(shown))
+    printed = lines[: limit or len(lines)]
+    yield from printed
+    yield from _remaining_line(len(lines) - len(printed))
 
 
 def _remaining_line(count: int) -> Iterator[str]:

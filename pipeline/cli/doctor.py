@@ -18,13 +18,13 @@ _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 @click.command("doctor", cls=Command)
 @click.option(
-    "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Where to run."
+    "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Target to check."
 )
-@config_option("YAML file of settings; what they need is checked too.")
+@config_option("YAML file of settings, whose requirements are checked, too.")
 @set_option
 @json_option
 def command(target: str, config_path: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Say what is missing for a target, and the command that repairs it.
+    """List missing requirements of a target, and commands that meet them.
 
     Nothing is changed. The exit code is 3 when something is missing, else 0, even with warnings.
 
@@ -42,13 +42,13 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
         checks.append(check)
         if not as_json:
             _show(check)
-    count = {mark: sum(check.mark == mark for check in checks) for mark in _COLOURS}
+    counts = {mark: sum(check.mark == mark for check in checks) for mark in _COLOURS}
     if as_json:
-        values = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in checks]
-        print_json({"target": target, "ready": not count["missing"], "checks": values})
+        rows = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in checks]
+        print_json({"target": target, "ready": not counts["missing"], "checks": rows})
     else:
-        echo("", f"{target}: {count['ok']} ok, {count['warn']} to look at, {count['missing']} missing")
-    if count["missing"]:
+        echo("", f"{target}: {counts['ok']} ok, {counts['warn']} with a warning, {counts['missing']} missing")
+    if counts["missing"]:
         raise click.exceptions.Exit(NOT_READY)
 
 

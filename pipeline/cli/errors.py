@@ -17,7 +17,7 @@ from beam_jobs.errors import FeedlineError, UsageError
 from pipeline.cli.common import colour
 from pipeline.runs import signals
 
-_MAX_MESSAGE_CHARS = 1000  # of an unforeseen error
+_MAX_MESSAGE_CHARS = 1000  # longest message of an unforeseen error
 INTERRUPTED, UNFORESEEN = "interrupted", "unforeseen"
 # Modules of the extra `tfx` of setup.py; ingest, input and training work without it.
 _TFX_MODULES = {"ml_metadata", "sklearn", "tfx", "tfx_bsl"} | {
@@ -42,23 +42,23 @@ class ErrorReport:
 
 
 def to_error_report(error: Exception) -> ErrorReport:
-    """Converts an exception for the user."""
+    """Returns the report of an exception, for users."""
     if isinstance(error, click.ClickException):
         message = strings.line(_click_message(error))
         return ErrorReport(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
         return ErrorReport(message=str(error), code=error.exit_code, kind=_kind(type(error)))
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _TFX_MODULES:
-        message = f"this needs TFX, and there is no module {error.name!r} here; {stack.pip_install('.[tfx]')}"
+        message = f"this command needs TFX, but module {error.name!r} is missing; {stack.pip_install('.[tfx]')}"
         return ErrorReport(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     message = f"{type(error).__name__}: {_truncate(str(error))} (run again with --debug for the traceback)"
     return ErrorReport(message=strings.line(message), code=1, kind=UNFORESEEN)
 
 
 def interruption(remark: str) -> ErrorReport:
-    """Returns the error of a command that a signal ended, with the remark of the command."""
+    """Returns the report of a signal that ended a command, with a remark of the command, if any."""
     state = "; ".join(filter(None, ["interrupted", remark]))
-    message = f"{state}; what is finished is kept, run the same command again to continue"
+    message = f"{state}; finished work is kept, run the same command again to continue"
     return ErrorReport(message=message, code=signals.code(), kind=INTERRUPTED)
 
 
@@ -69,9 +69,9 @@ def fail(report: ErrorReport, as_json: bool) -> int:
 
 
 def _truncate(text: str) -> str:
-    """Truncates a message of a library, which may hold the bytes of a record."""
-    more = len(text) - _MAX_MESSAGE_CHARS
-    return f"{text[:_MAX_MESSAGE_CHARS]}... and {more:,} more characters" if more > 0 else text
+    """Truncates a message of a library, which may contain the bytes of a record."""
+    excess_chars = len(text) - _MAX_MESSAGE_CHARS
+    return f"{text[:_MAX_MESSAGE_CHARS]}... and {excess_chars:,} more characters" if excess_chars > 0 else text
 
 
 def print_error(report: ErrorReport, as_json: bool) -> None:
@@ -80,8 +80,8 @@ def print_error(report: ErrorReport, as_json: bool) -> None:
         document = {"error": {"message": report.message, "code": report.code, "kind": report.kind}}
         click.echo(json.dumps(document).replace("\x7f", "\\u007f"), err=True)
         return
-    head = click.style("feedline: error:", fg="red", bold=True)
-    click.echo(f"{head} {strings.printable(report.message)}", err=True, color=colour())
+    prefix = click.style("feedline: error:", fg="red", bold=True)
+    click.echo(f"{prefix} {strings.printable(report.message)}", err=True, color=colour())
 
 
 def error_kinds() -> Iterator[tuple[str, int, str]]:
@@ -117,9 +117,9 @@ def _translate_click(error: click.ClickException) -> str:
         return f"there is no option {error.option_name!r}{suggestion}"
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message().rstrip(".")
-    parameter, kind = error.param, error.param.type
+    parameter, value_type = error.param, error.param.type
     name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
-    choices = [str(choice) for choice in kind.choices] if isinstance(kind, click.Choice) else []
+    choices = [str(choice) for choice in value_type.choices] if isinstance(value_type, click.Choice) else []
     if isinstance(error, click.MissingParameter):
         return f"{name} is missing" + (f"; known are {', '.join(choices)}" if choices else "")
     unknown_choice = _INVALID_CHOICE.match(error.message)

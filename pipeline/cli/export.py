@@ -20,20 +20,20 @@ from pipeline.runs import signals
 @click.argument("dataset", type=DIR)
 @click.option("--to", required=True, type=click.Choice(FORMATS), help="Format to write.")
 @click.option(
-    "--out", required=True, type=DIR, help="Directory to write; new or empty, except that croissant may name DATASET."
+    "--out", required=True, type=DIR, help="Directory to write; new or empty, or DATASET itself for croissant."
 )
 @click.option("--split", "splits", type=SPLIT, multiple=True, help="Split to export; repeatable.  [default: all]")
 @click.option("--shard-mb", type=float, help="Target size of a file in MB.  [default: as many files as DATASET has]")
 @about_options
 @json_option
 def command(
-    dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool, **about: Any
+    dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool, **about_values: Any
 ) -> None:
-    """Copy DATASET to another format, or describe it for other readers.
+    """Copy DATASET to another format, or write metadata for one.
 
     webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata and dali an
-    index of each shard; both leave the records where they are. The options about the dataset override what the dataset
-    has of itself, in croissant and in the dataset card of parquet.
+    index of each shard; neither copies records. The options about the dataset, such as --license, override the values
+    in the dataset; croissant and the dataset card of parquet contain them.
 
     \b
     Examples:
@@ -43,25 +43,25 @@ def command(
       feedline export dataset --to dali --out dataset_dali
       feedline export dataset --to croissant --out dataset --license CC-BY-4.0
     """
-    given = About(**ingest_settings(about).get("about", {}))
-    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=given)
+    about_dataset = About(**ingest_settings(about_values).get("about", {}))
+    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=about_dataset)
     try:
         from beam_jobs.export.run import export
 
         result = export(options, watch=watch_progress)
-    except (KeyboardInterrupt, Exception) as stop:
+    except (KeyboardInterrupt, Exception) as error:
         # Libraries convert an interruption to other errors.
-        if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
+        if not isinstance(error, KeyboardInterrupt) and not signals.requested():
             raise
         message = _interruption_message(options)
         report = errors.ErrorReport(message=message, code=signals.code(), kind=errors.INTERRUPTED)
-        raise click.exceptions.Exit(errors.fail(report, as_json)) from stop
+        raise click.exceptions.Exit(errors.fail(report, as_json)) from error
     if as_json:
         print_json(result.to_json())
         return
     for name, files in result.splits.items():
-        images, size = sum(file.samples for file in files), sum(file.bytes for file in files)
-        echo(f"{name:<10} {plural(images, 'image')}, {plural(len(files), 'file')}, {size:,} bytes")
+        images, size_bytes = sum(file.samples for file in files), sum(file.bytes for file in files)
+        echo(f"{name:<10} {plural(images, 'image')}, {plural(len(files), 'file')}, {size_bytes:,} bytes")
     echo(f"{to:<10} {out}")
 
 

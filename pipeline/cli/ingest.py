@@ -21,7 +21,7 @@ from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, watch_progress
-from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings, option_names
+from pipeline.cli.ingest_options import check_options_have_effect, ingest_options, ingest_settings, option_names
 from pipeline.runs import signals
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-_DEFAULT = "local"
+_DEFAULT_RUNNER = "local"
 
 
 def engine_options(function: F) -> F:
     """Adds `--runner` and `--runner-option` to a command; `parse_engine` reads their values."""
-    for option in reversed(_OPTIONS):
+    for option in reversed(_ENGINE_OPTIONS):
         function = option(function)
     return function
 
@@ -45,24 +45,24 @@ def parse_engine(runner: str | None, assignments: Sequence[str], section: Mappin
 
     Args:
       runner: value of `--runner`; None selects the runner of the section, else `local`.
-      assignments: values of `--runner-option`, which win over the section.
+      assignments: values of `--runner-option`, which override the section.
       section: section `engine` of the configuration. It is ignored when it names another runner than `runner`.
 
     Raises:
-      OptionError: a setting is unknown, missing or of the wrong type, or the section has settings and no runner.
+      OptionError: a setting is unknown, missing or of the wrong type, or the section has settings but no runner.
     """
     settings = dict(section or {})
     section_runner = settings.pop("runner", None)
     if settings and not (section_runner or runner):
-        raise OptionError(f"engine.{next(iter(settings))} is set and engine.runner is not; set that too, or --runner")
-    name = runner or section_runner or _DEFAULT
+        raise OptionError(f"engine.{next(iter(settings))} is set, but engine.runner is not; set it, or give --runner")
+    name = runner or section_runner or _DEFAULT_RUNNER
     if section_runner and name != section_runner:
         settings = {}
     options = engine_settings(name)
     option_fields = fields(options)
     if assignments and not option_fields:
         raise OptionError(
-            f"--runner-option is {assignments[0]!r}; the {name} runner has no options, name another with --runner"
+            f"--runner-option is {assignments[0]!r}; the {name} runner has no options; name another one with --runner"
         )
     values = dict(_parse_assignment(assignment, option_fields) for assignment in assignments)
     return from_mapping(options, settings | values, "engine" if settings else "--runner-option")
@@ -83,11 +83,11 @@ def _parse_assignment(assignment: str, option_fields: Mapping[str, OptionField])
         raise OptionError(f"--runner-option {key} is {value!r}, which is not a YAML value") from error
 
 
-_OPTIONS = (
+_ENGINE_OPTIONS = (
     click.option(
         "--runner",
         type=click.Choice(ENGINES),
-        help=f"Where Beam runs.  [default: engine.runner of the configuration, else {_DEFAULT}]",
+        help=f"Where Beam runs.  [default: engine.runner of the configuration, else {_DEFAULT_RUNNER}]",
     ),
     click.option(
         "--runner-option",
@@ -107,13 +107,13 @@ _OPTIONS = (
     required=True,
     help="Directory to write; new or empty, except for --overwrite, --append and --retry-rejects.",
 )
-@click.option("--span", type=int, help="Number for {SPAN} in SOURCE.  [default: the newest]")
-@click.option("--span-version", type=int, help="Number for {VERSION} in SOURCE.  [default: the newest of the span]")
+@click.option("--span", type=int, help="Number that replaces {SPAN} in SOURCE.  [default: the newest]")
+@click.option("--span-version", type=int, help="Number that replaces {VERSION}.  [default: the newest of the span]")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is complete.")
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not have yet.")
-@click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, how long it would take and what it needs.")
-@config_option("YAML file of settings; its sections engine and ingest are read, and options win over them.")
+@click.option("--retry-rejects", is_flag=True, help="Add images that were rejected before and are accepted now.")
+@click.option("--dry-run", is_flag=True, help="Only print an estimate of the work, its duration and its resources.")
+@config_option("YAML file of settings; its sections engine and ingest are used, and options override them.")
 @engine_options
 @ingest_options
 @json_option
@@ -123,10 +123,10 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
     SOURCE is a folder with one sub-folder per class, a glob, a table with one row per image (CSV, JSON lines, Parquet)
     whose images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory.
-    {SPAN} in it stands for the number of a batch, the newest unless --span is given.
+    {SPAN} in SOURCE is replaced by the number of a batch, the newest one unless --span is given.
 
     Settings come from the sections `ingest` (except its source) and `engine` of --config, then from the environment
-    (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
+    (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from the options, which have the highest priority.
 
     \b
     Examples:
@@ -149,8 +149,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     if engine.name == ENGINES[0]:
         from beam_jobs.images import sandbox
 
-        with contextlib.suppress(OSError):  # the ingest starts them again, and reports it
-            sandbox.start()  # beside the import of Beam
+        with contextlib.suppress(OSError):  # the ingest starts the processes again, and reports an error
+            sandbox.start()  # in parallel with the import of Beam
     with slow_imports():
         from beam_jobs import ingest
         from beam_jobs.dataset import manifest
@@ -169,7 +169,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
 
 def _check_paths(source: str, out: str) -> None:
-    """Refuses paths that show it by themselves, before any slow import; the ingest checks all of them again."""
+    """Raises `UsageError` for obviously wrong paths before any slow import; the ingest checks all paths again."""
     from beam_jobs.sources import containers
 
     if not (is_remote(source) or containers.WILDCARD.search(source) or os.path.exists(source)):
@@ -179,29 +179,29 @@ def _check_paths(source: str, out: str) -> None:
     from beam_jobs.stages import replace, work_dir
 
     if work_dir.is_published(out):
-        with work_dir.exclusive(out):  # which also removes what a killed run left
+        with work_dir.exclusive(out):  # also removes the lock file of a killed run
             replace.recover(out)
     work_dir.check_out(source, out)
 
 
-ASK_S = 10.0  # for an answer
+ANSWER_TIMEOUT_S = 10.0  # time to answer the question of `leave_job`
 
 
-def leave_job(text: str) -> bool:
-    """Asks after Ctrl-C whether a job on a service is left running; see `ingest.run`.
+def leave_job(job_text: str) -> bool:
+    """Asks after Ctrl-C whether a job on a service shall continue, and returns the answer; see `ingest.run`.
 
-    Without a terminal, and after SIGTERM, it is left. A second Ctrl-C cancels it. The command that follows a job that
-    is left is printed.
+    Without a terminal, and after SIGTERM, the job continues. A second Ctrl-C cancels it. For a job that continues,
+    prints the command that follows it.
 
     Args:
-      text: names the job.
+      job_text: name and place of the job, for the question.
     """
     if signals.code() != signals.TERMINATED and sys.stdin is not None and sys.stdin.isatty():
-        say(f"{text} continues in {ASK_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
-        ready, _, _ = select.select([sys.stdin], [], [], ASK_S)
+        say(f"{job_text} continues in {ANSWER_TIMEOUT_S:.0f} s; press c and Enter, or Ctrl-C again, to cancel it")
+        ready, _, _ = select.select([sys.stdin], [], [], ANSWER_TIMEOUT_S)
         if ready and sys.stdin.readline().strip().lower() == "c":
             return False
-    with contextlib.suppress(OSError):  # a terminal that is gone is no reason to cancel the job
+    with contextlib.suppress(OSError):  # a closed terminal does not cancel the job
         say(f"to follow the job: {program()} {shlex.join(sys.argv[1:])}")
     return True
 
@@ -209,10 +209,10 @@ def leave_job(text: str) -> bool:
 def read_request(
     command: click.Command, source: str, out: str, config_path: str | None, runner: str | None, **values: Any
 ) -> tuple[IngestOptions, Engine]:
-    """Returns the options and the engine of an ingest, checked as far as its source need not be read.
+    """Returns the options and the engine of an ingest, after all checks that do not read the source.
 
     Args:
-      command: the command, whose options are named in messages.
+      command: the command whose options error messages name.
       source: path or URL of the source.
       out: directory of the dataset.
       config_path: value of `--config`.
@@ -230,20 +230,20 @@ def read_request(
     from pipeline.settings.layers import gather
 
     runner_options = values.pop("runner_options")
-    numbers = values.pop("span"), values.pop("span_version")
+    span_and_version = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     names = option_names(command, values)
-    settings_with_origin = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
-    settings_with_origin.origin.update(option_origins(runner_options))
-    configured = settings_with_origin.values
-    with settings_with_origin.annotate_errors():
-        engine = parse_engine(runner, runner_options, configured.get("engine"))
-    settings = {"source": source, "out": out, **modes, **_section_settings(configured.get("ingest", {}))}
+    merged = gather(config_path, {"ingest": ingest_settings(values)}, (), options=names)
+    merged.origin.update(option_origins(runner_options))
+    merged_values = merged.values
+    with merged.annotate_errors():
+        engine = parse_engine(runner, runner_options, merged_values.get("engine"))
+    settings = {"source": source, "out": out, **modes, **_section_settings(merged_values.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(dataset := replace.dataset_path(out)):
         settings = append.complete_settings(dataset, settings)
-    with settings_with_origin.annotate_errors():
-        options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
-    check_needs(values, options)
+    with merged.annotate_errors():
+        options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *span_and_version)
+    check_options_have_effect(values, options)
     if options.source_kind == "auto":
         containers.guess_kind(options.source)  # before the slow import of Beam
     return options, engine

@@ -18,8 +18,8 @@ from beam_jobs.options import IngestOptions, parse_splits
 from pipeline.cli.click_groups import GENERAL, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
-_TOP = Field()
-_MAX_CHOICES = 6  # of a metavar; more choices are listed in the help text
+_TOP = Field()  # without heading, prefix and suffix
+_MAX_CHOICES = 6  # in a metavar; more choices are listed in the help text
 
 
 def ingest_options(function: F) -> F:
@@ -60,7 +60,7 @@ class OptionSetting:
     """A setting of the ingest that is a command-line option.
 
     Attributes:
-      path: name of its section, if any, and name of the setting.
+      path: names of its sections, if any, and name of the setting.
       option: option name, such as `--min-side-px`.
       heading: heading of the option in the help.
       metavar: placeholder of the value in the help; empty selects the one of click.
@@ -83,32 +83,33 @@ class OptionSetting:
     def click_option(self) -> Callable[[F], F]:
         """Returns the decorator that adds the option to a command."""
         hint, choices = self.option_field.hint, self.option_field.choices
-        many = typing.get_origin(hint) is tuple
+        is_repeatable = typing.get_origin(hint) is tuple
         settings: dict[str, Any] = {"cls": Option, "heading": self.heading or GENERAL, "help": self._help()}
         if hint is bool:
             return click.option(self.option, is_flag=True, default=None, **settings)
-        kind = click.Choice(choices) if choices else hint if hint in (int, float) else str
-        metavar = self.metavar if kind is str or len(choices) > _MAX_CHOICES else None
-        return click.option(self.option, type=kind, multiple=many, metavar=metavar or None, **settings)
+        value_type = click.Choice(choices) if choices else hint if hint in (int, float) else str
+        metavar = self.metavar if value_type is str or len(choices) > _MAX_CHOICES else None
+        return click.option(self.option, type=value_type, multiple=is_repeatable, metavar=metavar or None, **settings)
 
     def _help(self) -> str:
+        """Returns the first sentence of the meaning, and the default, for the help."""
         default = self.option_field.default
         if isinstance(default, Mapping):
-            shown = ",".join(f"{name}={value:g}" for name, value in default.items())
+            default_text = ",".join(f"{name}={value:g}" for name, value in default.items())
         else:
-            shown = f"{default:.12g}" if isinstance(default, float) else str(default)
-        is_shown = shown and not isinstance(default, (bool, tuple))
-        many = " Repeatable." if isinstance(default, tuple) else ""
-        first = re.split(r"(?<=\.)\s", self.meaning)[0].rstrip(".")
-        text = re.sub(r"`(\w+)`", _expand_name, f"{first[:1].upper()}{first[1:]}.")
-        return f"{text}{many}" + (f"  [default: {shown}]" if is_shown else "")
+            default_text = f"{default:.12g}" if isinstance(default, float) else str(default)
+        has_default_text = default_text and not isinstance(default, (bool, tuple))
+        repeatable = " Repeatable." if isinstance(default, tuple) else ""
+        first_sentence = re.split(r"(?<=\.)\s", self.meaning)[0].rstrip(".")
+        text = re.sub(r"`(\w+)`", _expand_name, f"{first_sentence[:1].upper()}{first_sentence[1:]}.")
+        return f"{text}{repeatable}" + (f"  [default: {default_text}]" if has_default_text else "")
 
 
 def _expand_name(quoted: re.Match[str]) -> str:
     """Returns the help text for a name in backticks: an option, the values of a constant, or the name."""
     options = {setting.path[-1]: setting.option for setting in ingest_option_settings()} | {"out": "--out"}
-    texts = getattr(beam_jobs.options, quoted[1], None)
-    return ", ".join(texts) if texts else options.get(quoted[1], quoted[1])
+    constant_values = getattr(beam_jobs.options, quoted[1], None)
+    return ", ".join(constant_values) if constant_values else options.get(quoted[1], quoted[1])
 
 
 @functools.cache
@@ -143,7 +144,7 @@ def collect_option_settings(cls: type, path: tuple[str, ...] = (), section: Fiel
             )
 
 
-def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
+def check_options_have_effect(values: Mapping[str, Any], options: IngestOptions) -> None:
     """Checks that every option of the command line has an effect.
 
     Args:
@@ -156,16 +157,16 @@ def check_needs(values: Mapping[str, Any], options: IngestOptions) -> None:
     for setting in ingest_option_settings():
         if not setting.option_field.field.needs or values.get(setting.parameter) is None:
             continue
-        other, allowed = setting.option_field.field.needs
-        value = functools.reduce(getattr, (*setting.path[:-1], other), options.resolve(0))
-        if value not in allowed:
-            # Additions to a dataset have the same value of the other option as the dataset.
-            adds = options.append or options.retry_rejects
-            remedy = "leave it out" if adds else f"give {_flag(other)} {' or '.join(allowed)} too, or leave it out"
-            raise OptionError(f"{setting.option} has no effect with {_flag(other)} {value}; {remedy}")
+        needed, values_with_effect = setting.option_field.field.needs
+        value = functools.reduce(getattr, (*setting.path[:-1], needed), options.resolve(0))  # replaces `auto`
+        if value not in values_with_effect:
+            remedy = "leave it out"
+            if not (options.append or options.retry_rejects):  # these use the dataset's value of the other option
+                remedy = f"give {_option_name(needed)} {' or '.join(values_with_effect)} too, or {remedy}"
+            raise OptionError(f"{setting.option} has no effect with {_option_name(needed)} {value}; {remedy}")
 
 
-def _flag(name: str) -> str:
+def _option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
@@ -185,7 +186,7 @@ _SETTING_PATHS = {
 
 
 def option_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings from the values of options."""
+    """Returns nested settings from the values of options of `feedline run`."""
     ingest = ingest_settings(values)
     settings: dict[str, Any] = {"ingest": ingest} if ingest else {}
     for option, (*sections, name) in _SETTING_PATHS.items():
@@ -198,7 +199,7 @@ def option_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, for all options of settings."""
+    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, for all options that set a setting."""
     from pipeline.settings.layers import leaves
 
     names = {parameter.name: parameter.opts[0] for parameter in command.params}

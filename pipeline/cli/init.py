@@ -20,23 +20,23 @@ DEFAULT_SOURCE = "photos"
 _CONFIG_TEXT = """\
 # Settings of a Feedline pipeline. A line such as #seed: 0 shows a default; take the # away to change it.
 #
-#   feedline run --config pipeline.yaml                  images to a model; a second run does only what changed
-#   feedline run --config pipeline.yaml --show-config    every setting, and where its value came from
-#   feedline doctor --config pipeline.yaml               what is missing on this machine
+#   feedline run --config pipeline.yaml                  train a model; a second run repeats only changed steps
+#   feedline run --config pipeline.yaml --show-config    print every setting with the origin of its value
+#   feedline doctor --config pipeline.yaml               list missing requirements of this machine
 #
-# FEEDLINE_TRAIN__EPOCHS=20 in the environment wins over this file, and --set train.epochs=20 over both.
+# FEEDLINE_TRAIN__EPOCHS=20 in the environment overrides this file, and --set train.epochs=20 overrides both.
 
-root: work  # everything the pipeline writes
+root: work  # directory for all outputs
 
 ingest:
   # Your images: a folder with one sub-folder per class, a CSV or JSONL table, COCO json, an archive, s3:// or gs://
   source: {source}
   #source_kind: auto
-  #splits: {{train: 0.9, eval: 0.1}}  # the first trains, the second evaluates
+  #splits: {{train: 0.9, eval: 0.1}}  # the first is for training, the second for evaluation
   #stratify: false  # apply the shares to every class
-  #seed: 0  # another seed is another split
+  #seed: 0  # another seed assigns the images to splits differently
   #duplicates: keep  # or drop exact copies; copies are always in the same split
-  #near_duplicates: auto  # off, report, group (look-alikes stay in one split) or drop
+  #near_duplicates: auto  # off, report, group (similar images stay in one split) or drop
   #about: {{title: '', license: '', creators: [], intended_use: ''}}  # for the report and for exports
   #max_reject_ratio: 0.05  # share of bad images, 0-1, that stops the run
   #columns:  # of a table
@@ -45,7 +45,7 @@ ingest:
     #group: ''  # images with the same value stay in one split
     #split: ''  # names the split of each image
   #pixels:
-    #policy: copy  # resize or raw store less
+    #policy: copy  # resize and raw store smaller images
     #side_px: 256
 
 # A reviewed schema; the first run writes the file if it does not exist.
@@ -55,14 +55,14 @@ ingest:
 #gate:
   #mode: stop  # or report, which continues
   #min_images_per_class: 1
-  #max_imbalance: 0  # images of the largest class for one of the smallest; 0 is off
-  #near_leaks: false  # search for look-alikes across splits
+  #max_imbalance: 0  # images of the largest class per image of the smallest class; 0 is off
+  #near_leaks: false  # search for similar images in different splits
 
 input:
-  image_side_px: 96  # height and width the model sees
+  image_side_px: 96  # height and width of the input of the model
   batch_size: 32
   #train_ops: ''  # empty is decode_random_crop(96)|flip
-  #device_ops: ''  # such as mixup(0.2), for complete batches
+  #device_ops: ''  # ops on complete batches, such as mixup(0.2)
   #shuffle: window
   #cache: auto
 
@@ -76,11 +76,11 @@ train:
   #schedule: cosine
   #weight_decay: 1e-4
   #class_weights: ''  # balanced
-  #patience: 0  # epochs without an improvement that end the training; 0 is off
+  #patience: 0  # the training ends after so many epochs without an improvement; 0 is off
 
 evaluate:
-  min_accuracy: 0.0  # a model below it is not pushed
-  #max_drop: null  # how much lower than that of the last blessed model it may be
+  min_accuracy: 0.0  # a model with a lower accuracy is not pushed
+  #max_drop: null  # largest difference to the accuracy of the last blessed model, if lower
 """
 
 _MODEL_TEXT = '''\
@@ -103,16 +103,16 @@ def build(spec: ModelSpec) -> keras.Model:
 _README_TEXT = """\
 # A Feedline project
 
-    feedline doctor --config pipeline.yaml    # what is missing on this machine
-    feedline run --config pipeline.yaml       # images to a pushed model and a report
+    feedline doctor --config pipeline.yaml    # list missing requirements of this machine
+    feedline run --config pipeline.yaml       # train and push a model, write a report
 
-Name your images in `pipeline.yaml` first. A run writes into `work/`: the models into `work/serving`, the report about
-the images into `work/report.html`. To train the model in `my_model.py`:
+First set `ingest.source` in `pipeline.yaml` to the path of your images. A run writes into `work/`: the models into
+`work/serving`, the report about the images into `work/report.html`. To train the model in `my_model.py`:
 
     PYTHONPATH=. feedline run --config pipeline.yaml --set train.model=my_model.build
 """
 
-_IGNORED_TEXT = """\
+_GITIGNORE_TEXT = """\
 work/
 __pycache__/
 """
@@ -128,34 +128,34 @@ def project_files(source: str = DEFAULT_SOURCE) -> dict[str, str]:
         CONFIG_NAME: _CONFIG_TEXT.format(source=one_line(source)),
         "my_model.py": _MODEL_TEXT,
         "README.md": _README_TEXT,
-        ".gitignore": _IGNORED_TEXT,
+        ".gitignore": _GITIGNORE_TEXT,
     }
 
 
 @click.command("init", cls=Command)
 @click.argument("directory", type=DIR, default=".")
-@click.option("--images", type=PATH, help="Where your images are; written into the file.")
+@click.option("--images", type=PATH, help="Path of your images, for ingest.source in the file.")
 @json_option
 def command(directory: str, images: str | None, as_json: bool) -> None:
-    """Write a commented pipeline.yaml, and what goes with it, into DIRECTORY.
+    """Write a commented pipeline.yaml, an example model and a README into DIRECTORY.
 
-    DIRECTORY is the current one unless given. It may hold files of yours, such as the images; none is ever replaced.
+    The default of DIRECTORY is the current directory. It may contain files, such as the images; no file is replaced.
 
     \b
     Examples:
       feedline init flowers
       feedline init . --images photos
     """
-    path = images if not images or storage.is_remote(images) else os.path.abspath(images)
-    files = project_files(path) if path else project_files()
+    source = images if not images or storage.is_remote(images) else os.path.abspath(images)
+    files = project_files(source) if source else project_files()
     _check_directory(directory, files)
     try:
         for name, text in files.items():
             storage.write_bytes(os.path.join(directory, name), text.encode())
     except OSError as error:
         raise OptionError(f"{directory} cannot be written: {error.strerror}") from error
-    change = "" if os.path.samefile(directory, ".") else f"cd {shlex.quote(directory)} && "
-    next_command = f"{change}{program()} run --config {CONFIG_NAME}"
+    change_directory = "" if os.path.samefile(directory, ".") else f"cd {shlex.quote(directory)} && "
+    next_command = f"{change_directory}{program()} run --config {CONFIG_NAME}"
     if as_json:
         print_json({"directory": os.path.abspath(directory), "files": list(files), "next": next_command})
         return
@@ -165,7 +165,7 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
     if images and not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images)):
         say(f"{images} does not exist yet; put the images there, or correct ingest.source in {config}")
     if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
-        echo("", f"Name your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
+        echo("", f"Set ingest.source in {config} to the path of your images; it is {DEFAULT_SOURCE} now.")
     echo("", f"Try next:  {next_command}")
 
 
@@ -173,7 +173,7 @@ def _check_directory(directory: str, names: Iterable[str]) -> None:
     if storage.is_remote(directory):
         raise OptionError(f"{directory} is not on this machine; name a local directory")
     if os.path.lexists(directory) and not os.path.isdir(directory):
-        raise OptionError(f"{directory} is a file; name a directory, new or not")
+        raise OptionError(f"{directory} is a file; name an existing or a new directory")
     existing = [name for name in names if os.path.lexists(os.path.join(directory, name))]
     if existing:
         raise OptionError(f"{directory} already has {', '.join(existing)}; move them, or name another directory")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from beam_jobs.inspect.pictures import Picture
     from beam_jobs.inspect.view import View
 
-_WIDTH = 80  # columns without a terminal
+_WIDTH = 80  # columns of a line without a terminal
 _LABEL_WIDTH = 11
 _INDENT = "  "
 _NAME_WIDTH = 29  # columns for the name of a feature, before values of 48 characters
@@ -35,22 +35,22 @@ _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 @click.option(
     "-n",
     "--records",
-    "shown",
+    "limit",
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=5,
     help="Records to show.  [default: 5]",
 )
-@click.option("--key", help="Show the one image of a dataset that has this key.")
-@click.option("--draw", is_flag=True, help="Draw the images that are shown, on a terminal with colours.")
+@click.option("--key", help="Show only the image of a dataset with this key.")
+@click.option("--draw", is_flag=True, help="Draw the shown images on a terminal with colours.")
 @click.option("--export", "export_dir", type=DIR, help="Directory to write the shown images to.")
 @json_option
-def command(path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, as_json: bool) -> None:
-    """Look inside a dataset, any TFRecord file, or a Parquet table.
+def command(path: str, limit: int, key: str | None, draw: bool, export_dir: str | None, as_json: bool) -> None:
+    """Show the content of a dataset, a TFRecord file or a Parquet table.
 
-    PATH is a dataset, a TFRecord file from anywhere, or a directory or pattern of such files. For files it shows
-    counts, sizes, compression and features, and which of them hold image, label and key in well-known layouts. Of a
-    Parquet table, such as the rejects of an ingest, it shows columns and rows.
+    PATH is a dataset, a Parquet table, such as the rejects of an ingest, or a TFRecord file, or a directory or pattern
+    of TFRecord files. TFRecord files may be of any project: the command prints their counts, sizes, compression and
+    features, and finds image, label and key in well-known layouts. Of a Parquet table, it prints columns and rows.
 
     \b
     Examples:
@@ -61,61 +61,62 @@ def command(path: str, shown: int, key: str | None, draw: bool, export_dir: str 
       feedline inspect tensorflow_datasets/mnist/3.0.1
     """
     if draw and as_json:
-        raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
-    from beam_jobs.inspect.view import damage
+        raise click.UsageError("--draw and --json exclude each other; give only one of them")
+    from beam_jobs.inspect.view import damage_error
 
-    view = _load_view(path, shown, key)
+    view = _load_view(path, limit, key)
     if as_json:
         print_json(view.values)
     else:
         _print(view, _colour_system(draw))
     if export_dir:
         _export(view, export_dir)
-    error = damage(view)
+    error = damage_error(view)
     if error:
         raise error
 
 
-def _load_view(path: str, shown: int, key: str | None) -> View:
+def _load_view(path: str, limit: int, key: str | None) -> View:
+    """Returns the content of a dataset, of its image with the key, of a Parquet table, or of TFRecord files."""
     from beam_jobs.dataset import manifest
     from beam_jobs.inspect.parquet import is_parquet, view_table
     from beam_jobs.inspect.view import view_dataset, view_files, view_key
 
     if key is not None and os.path.isfile(path):
-        raise OptionError(f"--key finds an image of a dataset, and {path} is a file; name the directory of the dataset")
+        raise OptionError(f"--key finds an image of a dataset, but {path} is a file; name the directory of the dataset")
     if key is not None:
         return view_key(path, key)
     try:
-        published = manifest.is_published(path)
+        is_published = manifest.is_published(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    if published:
-        return view_dataset(path, shown)
-    return view_table(path, shown) if is_parquet(path) else view_files(path, shown)
+    if is_published:
+        return view_dataset(path, limit)
+    return view_table(path, limit) if is_parquet(path) else view_files(path, limit)
 
 
 # --- as text
 
 
-def _print(view: View, colours: str) -> None:
+def _print(view: View, colour_system: str) -> None:
     from beam_jobs.inspect.pictures import pictures
     from beam_jobs.inspect.view import FILE_COLUMNS
 
     if view.headline:
         echo(view.headline)
-    echo(*aligned(view.facts, _LABEL_WIDTH, _width()).splitlines())
+    echo(*aligned(view.properties, _LABEL_WIDTH, _line_width()).splitlines())
     for columns, rows in ((FILE_COLUMNS, view.files), (view.feature_columns, view.features)):
         if rows:
             echo("")
             _print_table(columns, rows)
     if view.features and view.features_of:
         echo(f"(features of {strings.line(view.features_of)})")
-    images = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colours else None
+    drawings = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colour_system else None
     for values in view.records:
         echo("")
         _print_record(values)
-        if images:
-            _draw(next(images), colours)
+        if drawings:
+            _draw(next(drawings), colour_system)
 
 
 def _print_record(values: dict[str, list]) -> None:
@@ -126,26 +127,26 @@ def _print_record(values: dict[str, list]) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, on a terminal with borders."""
+    """Prints a table; it has borders if the output is a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
-    styled = terminal and not os.environ.get("NO_COLOR")
+    is_terminal = sys.stdout.isatty()
+    is_styled = is_terminal and not os.environ.get("NO_COLOR")
     console = Console(
         file=sys.stdout,
-        width=_width() - len(_INDENT),
-        color_system="auto" if styled else None,
+        width=_line_width() - len(_INDENT),
+        color_system="auto" if is_styled else None,
         highlight=False,
         soft_wrap=False,
     )
     table = Table(
-        box=box.ROUNDED if terminal else None,
-        header_style="bold" if styled else "",
-        padding=(0, 1) if terminal else (0, 2, 0, 0),
-        pad_edge=terminal,
+        box=box.ROUNDED if is_terminal else None,
+        header_style="bold" if is_styled else "",
+        padding=(0, 1) if is_terminal else (0, 2, 0, 0),
+        pad_edge=is_terminal,
     )
     name_width = min(_MIN_NAME_WIDTH, max(len(strings.line(row[0])) for row in rows))
     for index, name in enumerate(columns):
@@ -159,12 +160,12 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         )
     for row in rows:
         table.add_row(*(Text(strings.line(cell)) for cell in row))
-    with console.capture() as captured:
+    with console.capture() as output:
         console.print(table)
-    click.echo("\n".join(f"{_INDENT}{line.rstrip()}" for line in captured.get().splitlines()), color=styled)
+    click.echo("\n".join(f"{_INDENT}{line.rstrip()}" for line in output.get().splitlines()), color=is_styled)
 
 
-def _width() -> int:
+def _line_width() -> int:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0  # some terminals give 0
     return columns or _WIDTH
 
@@ -173,7 +174,7 @@ def _width() -> int:
 
 
 def _colour_system(draw: bool) -> str:
-    """Returns `truecolor` or `256`; empty without `--draw`, or when the terminal cannot, whose reason is printed."""
+    """Returns `truecolor` or `256`; empty without `--draw`. Prints why the terminal cannot draw, then returns empty."""
     if not draw:
         return ""
     from rich.console import Console
@@ -189,38 +190,38 @@ def _colour_system(draw: bool) -> str:
     elif system not in ("truecolor", "256"):
         reason = "the terminal does not report 256 colours"
     elif BLOCK.encode(sys.stdout.encoding or "ascii", "ignore") == b"":
-        reason = f"the terminal takes {sys.stdout.encoding}, which has no block characters"
+        reason = f"the encoding of the terminal, {sys.stdout.encoding}, has no block characters"
     if reason:
         say(f"--draw: {reason}; --export DIR writes the images")
     return "" if reason else str(system)
 
 
-def _draw(picture: Picture, colours: str) -> None:
+def _draw(picture: Picture, colour_system: str) -> None:
     from beam_jobs.inspect.pictures import half_blocks
 
     if picture.image is None:
         echo(f"  ({strings.line(picture.remark)})")
         return
-    columns = min(_DRAWN_COLUMNS, _width())
+    columns = min(_DRAWN_COLUMNS, _line_width())
     # The escapes are generated from pixel values and contain no text of the data.
-    click.echo(half_blocks(picture.image, columns, _DRAWN_ROWS, colours == "truecolor"), color=True)
+    click.echo(half_blocks(picture.image, columns, _DRAWN_ROWS, colour_system == "truecolor"), color=True)
 
 
 def _export(view: View, directory: str) -> None:
     from beam_jobs.inspect.pictures import image_file
 
-    count = 0
+    exported_count = 0
     for index, values in enumerate(view.records):
         try:
             suffix, data = image_file(values, view.roles)
-        except BadImage as bad:
+        except BadImage as error:
             if view.roles.image:
-                say(f"record {index} is not exported: {strings.line(bad.detail)}")
+                say(f"record {index} is not exported: {strings.line(error.detail)}")
             continue
-        # A key is untrusted and could lead out of the directory.
+        # The file name has no key: an untrusted key could be a path outside of the directory.
         target = storage.join(directory, f"{index:05d}.{suffix}")
         disk.write_file("--export", target, data)
-        count += 1
+        exported_count += 1
         say(target)
-    if not count:
+    if not exported_count:
         raise OptionError("no selected record has an image in a feature with a known name; nothing can be exported")

@@ -13,13 +13,13 @@ from pipeline.cli.common import json_option, print_json
 
 @click.command("lineage", cls=Command)
 @click.argument("model", type=DIR)
-@click.option("--root", type=DIR, default="", help="Root directory of the pipeline.  [default: looked for above MODEL]")
+@click.option("--root", type=DIR, default="", help="Root directory of the pipeline.  [default: found from MODEL]")
 @json_option
 def command(model: str, root: str, as_json: bool) -> None:
-    """Print what MODEL was made of, back to the source.
+    """Print the data, settings and code that MODEL was made from.
 
-    Prints data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
-    directory of any artifact of a pipeline.
+    Prints all artifacts and executions, from the source of the data to the evaluation of the model. MODEL is a pushed
+    model, the folder of its versions, or the directory of any artifact of a pipeline.
 
     \b
     Examples:
@@ -37,10 +37,10 @@ def command(model: str, root: str, as_json: bool) -> None:
     store = open_store(database)
     match = find(store, model, root)
     lineage = trace(store, match.artifact, locator(root))
-    repeated = traces(root)
+    unchanged_runs = traces(root)
     if as_json:
-        print_json({"database": database, "note": match.note, "unchanged_runs": repeated, **lineage.to_json()})
+        print_json({"database": database, "note": match.note, "unchanged_runs": unchanged_runs, **lineage.to_json()})
         return
     click.echo(text(lineage, model_dir(model), match.note))
-    if repeated:
-        click.echo(f"\n{plural(len(repeated), 'later run')} found nothing changed, the last at {repeated[-1]}")
+    if unchanged_runs:
+        click.echo(f"\n{plural(len(unchanged_runs), 'later run')} without changes, the last at {unchanged_runs[-1]}")

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def command(context: click.Context, model: str, images: tuple[str, ...], as_json: bool) -> None:
     """Classify image files with a pushed model.
 
-    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. Files go through
-    the checks and the pixel policy of the dataset that it was trained on. One that the ingest would reject is left out,
-    the reason is printed, and the exit code is 3. A model with several labels per image prints every label with a
-    probability over 0.5.
+    MODEL is a version of a pushed model, or the folder of all versions, whose newest one is used. Files are checked and
+    converted like the images of the dataset that the model was trained on. A file that the ingest would reject is left
+    out, its reason is printed, and the exit code is 3. For a model with several labels per image, all labels with a
+    probability over 0.5 are printed.
 
     \b
     Examples:
@@ -40,19 +40,19 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
         _check_file(path)
     from trainer.serving.predict import predict
 
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
 
-    def refuse(path: str, error: SourceError) -> None:
-        refused[path] = str(error)
+    def on_refusal(path: str, error: SourceError) -> None:
+        refusals[path] = str(error)
         say(f"left out: {strings.line(error)}")
 
-    predictions = predict(model, images, refuse)
+    predictions = predict(model, images, on_refusal)
     if as_json:
-        answers = [asdict(prediction) for prediction in predictions]
-        print_json({"predictions": answers, "refused": refused})
+        prediction_values = [asdict(prediction) for prediction in predictions]
+        print_json({"predictions": prediction_values, "refused": refusals})
     else:
         _show(predictions)
-    if refused:
+    if refusals:
         context.exit(DataError.exit_code)
 
 

@@ -33,7 +33,7 @@ _COMMANDS_INTRODUCTION = """# Command reference
 This page shows the output of `feedline COMMAND --help` for every command. [Command line](command-line.md) explains how
 the commands work together, and [JSON](json.md) the output of `--json`.
 """
-_BLOCK = re.compile(r"\x08\n(?P<heading>[^\n]+):\n(?P<lines>(?: +[^\n]*(?:\n|$))+)")
+_INDENTED_BLOCK = re.compile(r"\x08\n(?P<heading>[^\n]+):\n(?P<lines>(?: +[^\n]*(?:\n|$))+)")
 
 
 def commands_page() -> str:
@@ -52,7 +52,7 @@ def examples(command: click.Command) -> list[str]:
     """Returns the lines under `Example:` or `Examples:` in the help of a command."""
     return [
         line
-        for block in _BLOCK.finditer(_help_text(command))
+        for block in _INDENTED_BLOCK.finditer(_help_text(command))
         if block["heading"].startswith("Example")
         for line in textwrap.dedent(block["lines"]).splitlines()
     ]
@@ -77,16 +77,16 @@ def _command_section(command: click.Command, context: click.Context) -> str:
     if isinstance(command, click.Group):
         members = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
         rows = [f"| `{name}` | {_escape_cell(summary(member))} |" for name, member in members if member]
-        parts.append("\n".join(["| command | what it does |", "|---|---|", *rows]))
+        parts.append("\n".join(["| command | purpose |", "|---|---|", *rows]))
     parts += _option_tables(command, context)
     return "\n\n".join(parts) + "\n"
 
 
 def _prose(command: click.Command) -> Iterator[str]:
     """Yields the paragraphs after the summary; indented blocks except examples become code blocks."""
-    rest = _help_text(command).partition("\n\n")[2]
-    for paragraph in rest.split("\n\n"):
-        block = _BLOCK.match(f"{paragraph}\n")
+    body = _help_text(command).partition("\n\n")[2]
+    for paragraph in body.split("\n\n"):
+        block = _INDENTED_BLOCK.match(f"{paragraph}\n")
         if block is None:
             yield " ".join(paragraph.split())
         elif not block["heading"].startswith("Example"):
@@ -94,13 +94,14 @@ def _prose(command: click.Command) -> Iterator[str]:
 
 
 def _option_tables(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yields a table for each heading of the options."""
     headings: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if isinstance(parameter, click.Option) and record:
+        help_record = parameter.get_help_record(context)
+        if isinstance(parameter, click.Option) and help_record:
             # In prose, `] [` would be a Markdown link.
-            meaning = _escape_cell(" ".join(record[1].split())).replace("] [", "] \\[")
-            row = f"| `{_escape_cell(record[0])}` | {meaning} |"
+            meaning = _escape_cell(" ".join(help_record[1].split())).replace("] [", "] \\[")
+            row = f"| `{_escape_cell(help_record[0])}` | {meaning} |"
             headings.setdefault(getattr(parameter, "heading", GENERAL), []).append(row)
     for heading, rows in headings.items():
         yield "\n".join([f"| {heading.lower()} | meaning |", "|---|---|", *rows])
@@ -127,8 +128,8 @@ _SETTINGS_INTRODUCTION = """# pipeline.yaml
 
 <!-- Made by `python -m pipeline.cli.reference pipeline-yaml > docs/pipeline-yaml.md`; change docstrings. -->
 
-One file holds every setting of a pipeline. `feedline init DIR` writes one to start from; this is the shortest that
-works:
+One file holds every setting of a pipeline. `feedline init DIR` writes one to start from; this is the shortest valid
+file:
 
 ```yaml
 root: work
@@ -139,14 +140,14 @@ Paths are relative to the directory in which you start the command. An unknown k
 the nearest key; a duplicate key is an error, too. The file is read as YAML 1.2: `1e-3` is a number, and only `true` and
 `false` are truth values.
 
-## What wins
+## Precedence
 
-Each of these wins over the ones before it:
+Each layer overrides the layers before it:
 
 1. the defaults below;
 2. the file, `feedline run --config pipeline.yaml`;
 3. the environment: `FEEDLINE_` and the key in upper case, with two underscores between levels;
-4. the command line: options such as `--epochs`, and `--set train.epochs=20`, which wins when both name a setting.
+4. the command line: options such as `--epochs`, and `--set train.epochs=20`, which overrides those options.
 
 ```bash
 FEEDLINE_TRAIN__EPOCHS=20 feedline run --config pipeline.yaml --set train.learning_rate=0.001
@@ -157,9 +158,9 @@ have the same meaning as in the file; a number for a text setting stays text. A 
 and `null` for a section removes the values of earlier layers. Names in the environment are read in lower case; for an
 entry with capitals use the file or `--set`.
 
-A mapping as the value of a setting such as `ingest.splits` replaces all entries, also those of the default.
+If the value of a setting is a mapping, as of `ingest.splits`, it replaces all entries, also those of the default.
 `FEEDLINE_INGEST__SPLITS__TEST=0.1` and `--set ingest.splits.test=0.1` set one entry and keep the others, also those of
-the default; `null` removes an entry. Splits are parts of their sum, so that an additional entry would change the
+the default; `null` removes an entry. Shares are divided by their sum, so that an additional entry would change the
 others. If shares below 1 do not add up to 1 after an entry was set, the command ends with an error that shows all
 shares and their sum:
 
@@ -172,7 +173,7 @@ error, and the message gives the nearest variable. An empty variable counts as n
 `FEEDLINE_BROWSER` and `FEEDLINE_TEST_...`, which configure the tests of the project, and `FEEDLINE_SERVICE_...` and
 `FEEDLINE_PORT...`, which Kubernetes sets for a service called `feedline`.
 
-## Where a value came from
+## The origin of a value
 
 `feedline run --show-config` prints the complete configuration as YAML and runs nothing. A comment behind each value
 gives its layer: `default`, `file NAME`, `environment NAME` or `option NAME`; a mapping may have several. Secrets are
@@ -186,58 +187,60 @@ feedline run --config pipeline.yaml --show-config
 """
 _TARGETS = f"""## Targets
 
-`{"`, `".join(TARGET_SECTIONS)}` hold the settings of targets, which run the work. A target reads its own section and
-ignores the values of the others, so that one file works for all targets; names are checked in all sections.
+`{"`, `".join(TARGET_SECTIONS)}` are for targets, the systems that run the pipeline or the ingest. A target reads its
+own section and ignores the values in the others, so that one file works for all targets; names are checked in all.
 `feedline compile` reads `kubeflow` and `airflow`. `engine` selects the runner of the Beam jobs of an ingest,
 `runner: flink` or `runner: dataflow`, with its settings. `feedline ingest --config pipeline.yaml` reads it, and the
-section `ingest` without its source; `--runner` and `--runner-option` win over it. `feedline doctor` reads `engine`,
-too. `feedline run` works in its own process and prints that it ignores the section.
+section `ingest` without its source; `--runner` and `--runner-option` override it. `feedline doctor` reads `engine`,
+too. `feedline run` uses a single process and prints that it ignores the section.
 """
 
 
 def settings_page() -> str:
     """Returns the page of `pipeline.yaml`."""
-    options = option_names(command, {str(parameter.name): "a=1" for parameter in command.params})  # of `feedline run`
+    values = {str(parameter.name): "a=1" for parameter in command.params}  # "a=1" is also valid for --splits
+    options_by_key = option_names(command, values)  # of `feedline run`
     parts = [_SETTINGS_INTRODUCTION]
     for section, cls in sections().items():
-        parts.append("\n".join(_settings_section(section, cls, options)))
+        parts.append("\n".join(_settings_section(section, cls, options_by_key)))
     parts.append(_TARGETS)
     for section, (location, cls) in target_options().items():
-        more = f"More in [{section}]({section}.md).\n"
-        parts.append("\n".join([f"### {location}\n", more, *_settings_table(location, cls, {})]))
+        page_link = f"See [{section}]({section}.md).\n"
+        parts.append("\n".join([f"### {location}\n", page_link, *_settings_table(location, cls, {})]))
     return "\n".join(parts)
 
 
-def _settings_section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
+def _settings_section(section: str, cls: type, options_by_key: Mapping[str, str]) -> Iterator[str]:
     yield f"{'###' if '.' in section else '##'} {section or 'Top level'}\n"
     if section:
         parent, _, name = section.rpartition(".")
         yield f"{_to_sentence(_expand_constants(meanings(sections()[parent])[name], sections()[parent]))}\n"
     pages = " and ".join(f"[{title}]({file}.md)" for title, file in _RELATED_PAGES.get(section, ()))
     if pages:
-        yield f"More in {pages}.\n"
-    yield from _settings_table(section, cls, options)
+        yield f"See {pages}.\n"
+    yield from _settings_table(section, cls, options_by_key)
 
 
-def _settings_table(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
+def _settings_table(section: str, cls: type, options_by_key: Mapping[str, str]) -> Iterator[str]:
+    """Yields the lines of a table of settings; `options_by_key` contains dotted key -> option of `feedline run`."""
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
     descriptions = meanings(cls)
-    for name, item in fields(cls).items():
+    for name, option_field in fields(cls).items():
         key = f"{section}.{name}" if section else name
-        if item.section or (section in sections() and name not in names(section)):
+        if option_field.section or (section in sections() and name not in names(section)):
             continue
-        option = f" Option `{options[key]}`." if key in options else ""
+        option = f" Option `{options_by_key[key]}`." if key in options_by_key else ""
         meaning = _to_sentence(_expand_constants(descriptions[name], cls)) + option
-        default = "none: must be given" if item.is_required else f"`{one_line(item.default)}`"
-        cells = (f"`{name}`", _setting_type(item), default, meaning)
+        default = "none; required" if option_field.is_required else f"`{one_line(option_field.default)}`"
+        cells = (f"`{name}`", _setting_type(option_field), default, meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 
 
 def _to_sentence(text: str) -> str:
-    start = text if text.startswith("`") else text[:1].upper() + text[1:]
-    return start if start.endswith(".") else f"{start}."
+    capitalised = text if text.startswith("`") else text[:1].upper() + text[1:]
+    return capitalised if capitalised.endswith(".") else f"{capitalised}."
 
 
 def _expand_constants(text: str, cls: type) -> str:
@@ -251,10 +254,10 @@ def _expand_constants(text: str, cls: type) -> str:
     return re.sub(r"`([A-Z_]+)`", values, text.replace("None", "`null`"))
 
 
-def _setting_type(item: OptionField) -> str:
+def _setting_type(option_field: OptionField) -> str:
     """Returns the type of a setting and its range, such as `whole number of at least 1`."""
-    text = settings.allowed(item.hint, item.annotations)
-    text = re.sub(r"\ba (?=\w)|, as .*", "", text)
+    text = settings.describe_allowed(option_field.hint, option_field.annotations)
+    text = re.sub(r"\ba (?=\w)|, as .*", "", text)  # without the articles and the example of the error message
     return f"number {text}" if text.startswith(("between", "from")) else text
 
 
@@ -262,7 +265,7 @@ _JSON_INTRODUCTION = """# JSON
 
 <!-- Made from the code by `python -m pipeline.cli.reference json > docs/json.md`; change the schemas. -->
 
-Commands with a result print it with `--json` as one object, and nothing else, on standard output. Progress is printed
+With `--json`, commands print their result as one object, and nothing else, on standard output. Progress is printed
 on standard error.
 
 ```bash
@@ -289,7 +292,7 @@ is one of these:
 """
 _JSON_CHECKS = """
 When `feedline verify`, `feedline schema diff` or a `feedline run` whose model is not pushed fails a check, standard
-output holds the result and standard error the object. `feedline doctor`, `feedline predict` and
+output contains the result, and standard error the error object. `feedline doctor`, `feedline predict` and
 `feedline diff --exit-code` print only the result and end with the exit code.
 """
 
@@ -320,7 +323,7 @@ def commands_with_json() -> Iterator[str]:
 
 
 def _json_rows(schema: Schema, prefix: str, command: str, references: dict[int, str]) -> Iterator[str]:
-    """Yields the rows of an object and of the objects in it, except those in `references`, to which it adds them."""
+    """Yields the rows of an object and of the objects in it. Objects in `references`, id -> place, are only linked."""
     references[id(schema)] = f"`{prefix.rstrip('.')}` of {command}" if prefix else command
     for name, value in schema["properties"].items():
         objects = list(_json_objects(value, f"{prefix}{name}"))
@@ -335,8 +338,8 @@ def _json_objects(schema: Schema, path: str) -> Iterator[tuple[Schema, str]]:
     """Yields schema and path of the objects with fixed keys in a value."""
     if "properties" in schema:
         yield schema, path
-    for option in schema.get("anyOf", []):
-        yield from _json_objects(option, path)
+    for alternative in schema.get("anyOf", []):
+        yield from _json_objects(alternative, path)
     for key, suffix in (("items", "[]"), ("additionalProperties", ".NAME")):
         if isinstance(schema.get(key), dict):
             yield from _json_objects(schema[key], f"{path}{suffix}")

@@ -17,10 +17,10 @@ from pipeline.cli.common import config_option, echo, input_section, json_option,
 @click.command("report", cls=Command)
 @click.argument("dataset", type=DIR)
 @click.option("--model", type=DIR, help="Pushed model; adds its accuracy and its worst mistakes.")
-@click.option("--images", "--source", "source", type=DIR, help="Folder of the images; adds those that were rejected.")
-@config_option("YAML file of settings; adds what a model trained with them sees.")
+@click.option("--images", "--source", "source", type=DIR, help="Folder of the source images; adds the rejected ones.")
+@config_option("YAML file of settings; adds images as these settings prepare them for the training.")
 @click.option("--out", type=FILE, default="report.html", show_default=True, help="File to write.")
-@click.option("--all", "folder", type=DIR, help="New folder for pages with all images; up to a million of them.")
+@click.option("--all", "folder", type=DIR, help="New folder for pages with all images, up to a million images.")
 @json_option
 def command(
     dataset: str,
@@ -39,7 +39,7 @@ def command(
       feedline report dataset --images photos --model work/serving
       feedline report dataset --all pages
     """
-    options = asdict(input_section(config_path)) if config_path else None
+    input_options = asdict(input_section(config_path)) if config_path else None
     if source and not os.path.isdir(source):
         raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
     disk.check_file("--out", out)
@@ -51,7 +51,7 @@ def command(
         from trainer.serving.predict import newest_version
 
         model = newest_version(model)
-    page = render(dataset, model=model or "", input_options=options, source=source or "").encode()
+    page = render(dataset, model=model or "", input_options=input_options, source=source or "").encode()
     disk.write_file("--out", out, page)
     result = {"report": os.path.abspath(out), "bytes": len(page)}
     if folder:

@@ -12,17 +12,17 @@ from beam_jobs.errors import GateFailed, OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import DIR, FILE, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, program, say, set_option, watch_progress
-from pipeline.cli.ingest_options import check_needs, ingest_options, option_names, option_settings
+from pipeline.cli.ingest_options import check_options_have_effect, ingest_options, option_names, option_settings
 from pipeline.cli.init import CONFIG_NAME
 
 if TYPE_CHECKING:
     from pipeline.config import PipelineConfig
-    from pipeline.runs.unchanged import Answer
+    from pipeline.runs.unchanged import RunOutput
 
 fast_option = click.option(
     "--fast/--no-fast",
     default=True,
-    help="Answer from the record of the last run if nothing changed, or start all components.  [default: fast]",
+    help="Repeat the output of the last run if nothing changed, or start all components.  [default: fast]",
 )
 
 
@@ -32,25 +32,25 @@ fast_option = click.option(
     type=PATH,
     help="Your images: a folder with one sub-folder per class, or any other SOURCE of `feedline ingest`.",
 )
-@click.option("--dataset", type=DIR, help="Published dataset to take as it is, instead of --images.")
-@click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
-@click.option("--span-version", type=int, help="Number for {VERSION} in them.  [default: the newest of the span]")
+@click.option("--dataset", type=DIR, help="Published dataset to use instead of --images.")
+@click.option("--span", type=int, help="Number that replaces {SPAN} in the path.  [default: the newest]")
+@click.option("--span-version", type=int, help="Number that replaces {VERSION}.  [default: the newest of the span]")
 @click.option("--root", type=DIR, help="Directory for everything the pipeline writes.")
-@config_option("YAML file of settings; options given here win over it.")
+@config_option("YAML file of settings; options override it.")
 @click.option(
     "--schema",
     type=FILE,
-    help="Reviewed schema file; if there is none yet, the first run writes it.  [default: infer one]",
+    help="Reviewed schema file; if it does not exist, the first run writes it.  [default: infer one]",
 )
-@click.option("--image-side", type=int, help="Height and width the model sees, in pixels.  [default: 224]")
+@click.option("--image-side", type=int, help="Height and width of the model input, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images per step.  [default: 64]")
 @click.option("--epochs", type=int, help="Passes over the training split.  [default: 10]")
 @click.option("--min-accuracy", type=float, help="Accuracy, 0-1, below which no model is pushed.  [default: 0]")
 @click.option("--gate", type=click.Choice(MODES), help="What to do when the data crosses a limit.  [default: stop]")
 @set_option
 @fast_option
-@click.option("--verbose", is_flag=True, help="Print the plan of the input and the memory of the model too.")
-@click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
+@click.option("--verbose", is_flag=True, help="Also print the plan of the input pipeline and the memory of the model.")
+@click.option("--show-config", is_flag=True, help="Print every setting with its origin; run nothing.")
 @ingest_options
 @json_option
 @click.pass_context
@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Run the whole TFX pipeline on your own images, in this process.
 
-    What has not changed since the last run in --root is not done again; if nothing changed, the answer is that of the
-    last run. Settings come from --config, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then from the options;
-    the last one wins.
+    Steps whose inputs did not change since the last run in --root are not repeated; if nothing changed, the output of
+    the last run is printed. Settings come from --config, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then
+    from the options, which have the highest priority.
 
     \b
     Examples:
@@ -84,9 +84,9 @@ def command(
     settings = gather(config_path, option_settings(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
         hint = f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
-        raise OptionError(f"--root is missing; give it, or name it in the --config file{'' if config_path else hint}")
+        raise OptionError(f"--root is missing; give it, or set root in the --config file{'' if config_path else hint}")
     if not settings.values.keys() & {"ingest", "dataset"}:
-        raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
+        raise OptionError("--images is missing; give it or --dataset, or set ingest.source or dataset in --config FILE")
     config = settings.build()
     if show_config:
         values = listing(settings, config)
@@ -96,24 +96,24 @@ def command(
             click.echo(listing_text(values))
         return
     if "engine" in settings.values:
-        say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
+        say(f"engine ({settings.layer('engine')}) is ignored: `run` uses only this process")
     if config.ingest:
-        check_needs(values, config.ingest)
+        check_options_have_effect(values, config.ingest)
     with settings.annotate_errors():
-        answer = run_or_repeat(config, fast, verbose=verbose)
-    print_answer(answer, as_json, "IMAGE...")
+        output = run_or_repeat(config, fast, verbose=verbose)
+    print_output(output, as_json, "IMAGE...")
 
 
 def run_or_repeat(
     config: PipelineConfig, fast: bool = True, prepare: Callable[[], object] | None = None, verbose: bool = False
-) -> Answer:
-    """Runs a pipeline, or returns the answer of the last run if nothing changed.
+) -> RunOutput:
+    """Runs a pipeline, or returns the output of the last run if nothing changed.
 
     Args:
       config: configuration of the pipeline.
-      fast: whether the record of the last run is used.
-      prepare: called before a run.
-      verbose: whether to print the plan of the input too.
+      fast: whether to use the record of the last run.
+      prepare: function to call before a run; not called when nothing changed.
+      verbose: whether to print the plan of the input pipeline, too.
 
     Raises:
       FeedlineError: see `local.run`.
@@ -122,34 +122,34 @@ def run_or_repeat(
 
     if fast and unchanged.is_recorded(config.root):
         with root.locked(config.root):
-            found = unchanged.find(config)
-        if found:
-            answer, finished = found
-            say(f"nothing changed since the run of {finished}; --no-fast starts all components")
-            return answer
+            last_run = unchanged.find(config)
+        if last_run:
+            output, end_time = last_run
+            say(f"nothing changed since the run of {end_time}; --no-fast starts all components")
+            return output
     if prepare:
         prepare()
     from pipeline.runners import local
 
     result = local.run(config, say, watch_progress, verbose)
-    from pipeline.runs import summary  # not before: it imports TFX, which changes the environment that `run` records
+    from pipeline.runs import summary  # imports TFX, which changes the environment that `local.run` records
 
-    return summary.answer(result)
+    return summary.run_output(result)
 
 
-def print_answer(answer: Answer, as_json: bool, image: str, *lines: str) -> None:
-    """Prints the answer of a run, some further lines, and a command to try next with an image.
+def print_output(output: RunOutput, as_json: bool, image: str, *lines: str) -> None:
+    """Prints the output of a run, further lines, and a command that classifies an image with the model.
 
     Raises:
       GateFailed: the model was not pushed.
     """
     if as_json:
-        print_json(answer.values)
+        print_json(output.values)
     else:
-        click.echo("\n" + answer.text)
+        click.echo("\n" + output.text)
         if lines:
             echo(*lines)
-    if answer.refusal:
-        raise GateFailed(answer.refusal)
+    if output.refusal:
+        raise GateFailed(output.refusal)
     if not as_json:
-        echo("", f"Try next:  {program()} predict {answer.model_dir} {image}")
+        echo("", f"Try next:  {program()} predict {output.model_dir} {image}")

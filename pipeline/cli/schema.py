@@ -26,7 +26,8 @@ _COLUMNS = ("name", "type", "presence", "shape", "domain")
 def command() -> None:
     """Infer, read and compare schemas.
 
-    A schema says what the features of a dataset may be. `feedline run --schema FILE` validates new data by it.
+    A schema lists the features of a dataset with their types and limits. `feedline run --schema FILE` validates new
+    data against it.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def command() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the file in --out.")
 @json_option
 def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
-    """Infer the schema of DATASET into a file, to be reviewed.
+    """Infer the schema of DATASET, and write it to a file for review.
 
     \b
     Example:
@@ -56,7 +57,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
         raise OptionError(f"--out {out} exists, and may have been reviewed; name another file or give --overwrite")
     from components.schema import schema_text
 
-    schema = _infer(dataset)
+    schema = _infer_schema(dataset)
     try:
         schema_text.write_schema(schema, out)
     except OSError as error:
@@ -83,11 +84,11 @@ def show(schema: str, as_json: bool) -> None:
     """
     from components.schema.schema_text import rows
 
-    features = rows(_load(schema))
+    features = rows(_load_schema(schema))
     if as_json:
         print_json({"features": [row.to_json() for row in features]})
         return
-    for line in _table(features):
+    for line in _table_lines(features):
         echo(line)
 
 
@@ -98,8 +99,7 @@ def show(schema: str, as_json: bool) -> None:
 def diff(old: str, new: str, as_json: bool) -> None:
     """Compare the schemas OLD and NEW.
 
-    Each is a schema file, or a dataset to infer it from. The exit code is 0 when they are equal and 3 when they are
-    not.
+    Each is a schema file, or a dataset to infer it from. The exit code is 0 when they are equal, else 3.
 
     \b
     Examples:
@@ -108,11 +108,11 @@ def diff(old: str, new: str, as_json: bool) -> None:
     """
     from components.schema.schema_text import difference
 
-    differences = difference(_load(old), _load(new))
+    differences = difference(_load_schema(old), _load_schema(new))
     if as_json:
         print_json(_as_json(differences))
     else:
-        for line in _lines(differences):
+        for line in _difference_lines(differences):
             echo(line)
     if len(differences):
         raise DataError(f"{old} and {new} differ in {plural(len(differences), 'feature')}")
@@ -120,16 +120,16 @@ def diff(old: str, new: str, as_json: bool) -> None:
         echo("equal")
 
 
-def _load(path: str) -> schema_pb2.Schema:
+def _load_schema(path: str) -> schema_pb2.Schema:
     from beam_jobs.dataset import manifest
     from components.schema import schema_text
 
     if os.path.isdir(path) or manifest.is_published(path):
-        return _infer(path)
+        return _infer_schema(path)
     return schema_text.read_schema(path)
 
 
-def _infer(directory: str) -> schema_pb2.Schema:
+def _infer_schema(directory: str) -> schema_pb2.Schema:
     from beam_jobs.dataset import manifest
 
     manifest.load(directory)
@@ -139,18 +139,18 @@ def _infer(directory: str) -> schema_pb2.Schema:
     return infer_from_dataset(directory)
 
 
-def _table(rows: list[Row]) -> list[str]:
+def _table_lines(rows: list[Row]) -> list[str]:
     from components.schema.schema_text import domain_text
 
-    cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, domain_text(row)) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    others = ["", *(row.other for row in rows)]
-    pairs = zip(lines, (f"    {other}" if other else "" for other in others), strict=True)
+    table = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, domain_text(row)) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    details = ["", *(f"    {row.other}" if row.other else "" for row in rows)]  # no details below the heading
+    pairs = zip(lines, details, strict=True)
     return [line for pair in pairs for line in filter(None, pair)]
 
 
-def _lines(difference: Difference) -> list[str]:
+def _difference_lines(difference: Difference) -> list[str]:
     from components.schema.schema_text import changes, domain_text
 
     lines = []
@@ -159,8 +159,8 @@ def _lines(difference: Difference) -> list[str]:
             cells = (row.type, row.presence, row.shape, domain_text(row), row.other)
             lines.append(f"{sign} {row.name}: {', '.join(cell for cell in cells if cell)}")
     for name, (old, new) in difference.changed.items():
-        for field, (before, after) in changes(old, new).items():
-            lines.append(f"~ {name}: {field} {before or 'none'} -> {after or 'none'}")
+        for field, (old_text, new_text) in changes(old, new).items():
+            lines.append(f"~ {name}: {field} {old_text or 'none'} -> {new_text or 'none'}")
     return lines
 
 

@@ -14,8 +14,8 @@ from pipeline.cli.common import echo, json_option, print_json
 def command(dataset: str, as_json: bool) -> None:
     """Convert DATASET of an earlier release into the newest format.
 
-    Shards and digest remain; only the image table is written again. Every command reads datasets of all formats. Start
-    it when no training reads the dataset. A killed upgrade can be started again.
+    Only the image table is written again; shards and digest stay the same. Without an upgrade, every command can read
+    the dataset, too. Start it when no training reads the dataset. After an interruption, start it again.
 
     \b
     Examples:
@@ -25,8 +25,8 @@ def command(dataset: str, as_json: bool) -> None:
     from beam_jobs.dataset import manifest
     from beam_jobs.stages.upgrade import upgrade
 
-    upgraded = upgrade(dataset)
+    is_upgraded = upgrade(dataset)
     if as_json:
-        print_json({"upgraded": upgraded, "format_version": manifest.FORMAT_VERSION})
+        print_json({"upgraded": is_upgraded, "format_version": manifest.FORMAT_VERSION})
     else:
-        echo(f"{'upgraded to' if upgraded else 'has'} format {manifest.FORMAT_VERSION}: {dataset}")
+        echo(f"{'upgraded to' if is_upgraded else 'has'} format {manifest.FORMAT_VERSION}: {dataset}")

@@ -31,16 +31,16 @@ _MAX_LINES = 20
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=0,
-    help="Threads that decode, of each worker process; 0 as for `ingest`.  [default: 0]",
+    help="Decoding threads of each worker process; 0 has the same meaning as for `ingest`.  [default: 0]",
 )
 @click.option(
     "--work",
     type=DIR,
     default="",
-    help="Directory that this machine and the workers of a runner can reach, for their reports, which are removed at "
-    "the end.",
+    help="Directory for the reports of the workers of a runner, which this machine can reach, too. The reports are "
+    "removed at the end.",
 )
-@config_option("YAML file of settings; its section engine is read, and options win over it.")
+@config_option("YAML file of settings; its section engine is used, and options override it.")
 @engine_options
 @json_option
 def command(
@@ -52,13 +52,13 @@ def command(
     runner_options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Read DATASET back: every checksum, count and image.
+    """Check DATASET: every checksum, count and image.
 
-    Every image is decoded, in this process or by the workers of --runner. The exit code is 0 when all is sound and 3
-    when something is not. Copies, groups and grouped near duplicates that lie in several splits are warnings.
+    Every image is decoded, in this process or by the workers of --runner. The exit code is 3 when a check fails, else
+    0. Copies, groups and grouped near duplicates that are in several splits only cause warnings.
 
     With --work, --config or --runner, the runner and its settings come from the section `engine` of --config, then from
-    the environment (FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
+    the environment (FEEDLINE_ENGINE__RUNNER=flink), then from the options, which have the highest priority.
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def command(
     signals.install()
     if isinstance(engine, LocalEngine):
         if work:
-            raise OptionError("--work is set and the runner is local, which needs none; name a runner, or leave it out")
+            raise OptionError("--work is set, but the local runner does not use it; give --runner, or remove --work")
         result = verify(dataset, threads or cores())
     else:
         result = _verify_on_runner(dataset, engine, work, threads)
@@ -93,22 +93,22 @@ def command(
     if result.problems:
         error = CorruptDataset(
             f"{dataset} has {plural(len(result.problems), 'problem')}; remove files that are not part of it; for all "
-            "others, write the dataset again with --overwrite:"
+            "other problems, write the dataset again with --overwrite:"
         )
-        more = [f"and {len(result.problems) - _MAX_LINES} more"] if len(result.problems) > _MAX_LINES else []
-        error.problems = [f"  {line}" for line in (*result.problems[:_MAX_LINES], *more)]
+        omission_lines = [f"and {len(result.problems) - _MAX_LINES} more"] if len(result.problems) > _MAX_LINES else []
+        error.problems = [f"  {line}" for line in (*result.problems[:_MAX_LINES], *omission_lines)]
         raise error
     if not as_json:
         for line in result.leaks[:_MAX_LINES]:
             echo(f"{WARNING}{line}")
         if len(result.leaks) > _MAX_LINES:
-            echo(f"{WARNING}and {len(result.leaks) - _MAX_LINES} more sets of images that lie in several splits")
+            echo(f"{WARNING}and {len(result.leaks) - _MAX_LINES} more sets of images that are in several splits")
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")
 
 
 def _verify_on_runner(dataset: str, engine: Engine, work: str, threads: int) -> Verification:
     if not work:
-        raise OptionError(f"--work is not set; the workers of {engine.name} write reports: name a directory for them")
+        raise OptionError(f"--work is not set; name a directory for the reports of the workers of {engine.name}")
     for name, path in (("DATASET", dataset), ("--work", work)):
         if engine.name == "dataflow" and not is_remote(path):
             raise OptionError(

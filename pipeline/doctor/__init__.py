@@ -1,9 +1,9 @@
-"""Checks of the requirements of a target on this machine, with the commands that meet them.
+"""Checks of the requirements of a target on this machine, with commands that repair failures.
 
 `TARGETS` names, for every target, a function `(settings) -> Iterator[Check]`. Its argument is the nested settings of
-`pipeline.yaml`, all layers merged and not yet validated. It yields the checks in the order of their repair, imports
+`pipeline.yaml`, all layers merged and not yet validated. It yields the checks in the order of repair, imports
 large libraries inside functions, changes nothing, and uses the network only where a check needs it, with a timeout of
-`NETWORK_TIMEOUT_S` per request. This module has the checks of several targets, and the commands that install packages.
+`NETWORK_TIMEOUT_S` per request. This module contains checks for several targets, and commands that install packages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Check:
       name: name of the check, two or three words.
       ok: whether the check passed.
       detail: the observed value, and the problem if the check failed; one line.
-      remedy: the command or the change of a file that repairs a failure; empty when the check passed.
+      remedy: command or change of a file that repairs the failure; empty when the check passed.
       needed: whether the target requires it; otherwise a failure is a warning.
     """
 
@@ -71,7 +71,7 @@ def run(target: str, settings: Mapping[str, Any]) -> Iterator[Check]:
       settings: nested settings of the pipeline; empty when there is no configuration yet.
 
     Raises:
-      OptionError: there is no such target.
+      OptionError: the target does not exist.
     """
     errors.check_choice("target", target, tuple(TARGETS))
     module, _, function = TARGETS[target].partition(":")
@@ -79,7 +79,7 @@ def run(target: str, settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 DISTRIBUTION = "feedline"
-SHOW = "feedline run --config pipeline.yaml --show-config names the layer; change the value there"
+SHOW_CONFIG = "feedline run --config pipeline.yaml --show-config prints the layer of the value; change it in that layer"
 
 
 def install_command(*requirements: str) -> str:
@@ -88,15 +88,15 @@ def install_command(*requirements: str) -> str:
     Args:
       requirements: requirements and options of pip. Feedline itself is installed from its checkout.
     """
-    own = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
-    from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in own else item for item in requirements]
-    arguments = f"-c {stack.constraints()} {shlex.join(from_checkout)}" if own else shlex.join(requirements)
-    where, python = "in the checkout of Feedline: " if own else "", shlex.quote(sys.executable)
+    feedline_items = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
+    from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in feedline_items else item for item in requirements]
+    arguments = f"-c {stack.constraints()} {shlex.join(from_checkout)}" if feedline_items else shlex.join(requirements)
+    prefix, python = "in the checkout of Feedline: " if feedline_items else "", shlex.quote(sys.executable)
     if _version("pip"):
-        return f"{where}{python} -m pip install {arguments}"
+        return f"{prefix}{python} -m pip install {arguments}"
     if shutil.which("uv"):
-        return f"{where}uv pip install --python {python} {arguments}"
-    return f"{where}{python} -m ensurepip && {python} -m pip install {arguments}"
+        return f"{prefix}uv pip install --python {python} {arguments}"
+    return f"{prefix}{python} -m ensurepip && {python} -m pip install {arguments}"
 
 
 def install_system_command(package: str) -> str:
@@ -104,15 +104,15 @@ def install_system_command(package: str) -> str:
     return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install -y {package}"
 
 
-def basics(*extras: str) -> Iterator[Check]:
-    """Checks the packages of Feedline and of some of its extras."""
+def package_checks(*extras: str) -> Iterator[Check]:
+    """Checks the packages of Feedline and of the given extras."""
     yield from packages("")
     for extra in extras:
         yield from packages(extra)
 
 
 def packages(extra: str) -> Iterator[Check]:
-    """Yields one check if all packages of an extra have an allowed version, else a failed one per package without it.
+    """Yields one check if all packages of an extra have an allowed version, else a failed check for each wrong package.
 
     Args:
       extra: extra of the distribution; empty for the packages without an extra.
@@ -122,18 +122,18 @@ def packages(extra: str) -> Iterator[Check]:
     title = f"packages of {extra}" if extra else "packages"
     requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     # A marker may also limit a requirement to versions of Python.
-    base = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
-    others = (item for item in requirements if item not in base)
-    additional = [item for item in others if item.marker and item.marker.evaluate({"extra": extra})]
-    requirements = additional if extra else base
+    base_requirements = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+    other_requirements = (item for item in requirements if item not in base_requirements)
+    extra_requirements = [item for item in other_requirements if item.marker and item.marker.evaluate({"extra": extra})]
+    requirements = extra_requirements if extra else base_requirements
     versions = {item.name: _version(item.name) for item in requirements}
-    wrong = [item for item in requirements if not item.specifier.contains(versions[item.name] or "0", prereleases=True)]
-    for item in wrong:
+    unmet = [item for item in requirements if not item.specifier.contains(versions[item.name] or "0", prereleases=True)]
+    for item in unmet:
         extras = f"[{','.join(sorted(item.extras))}]" if item.extras else ""
         remedy = install_command(f"{item.name}{extras}{item.specifier}")
         state = f"is {versions[item.name]}" if versions[item.name] else "is not installed"
-        yield Check(name=item.name, ok=False, detail=f"{state}, required is {item.specifier}", remedy=remedy)
-    if not wrong:
+        yield Check(name=item.name, ok=False, detail=f"{state}, but {item.specifier} is required", remedy=remedy)
+    if not unmet:
         example = ", ".join(f"{item.name} {versions[item.name]}" for item in requirements[:1])
         yield Check(name=title, ok=True, detail=f"{len(requirements)} as required, such as {example}")
 
@@ -141,13 +141,13 @@ def packages(extra: str) -> Iterator[Check]:
 def check_configuration(settings: Mapping[str, Any]) -> Check:
     """Checks that the settings, if any, are a valid configuration."""
     if not settings:
-        return Check(name="configuration", ok=True, detail="none given; --config pipeline.yaml adds its checks")
+        return Check(name="configuration", ok=True, detail="not given; --config pipeline.yaml adds more checks")
     from pipeline import config as configuration
 
     try:
         config = configuration.build(settings)
     except FeedlineError as error:
-        return Check(name="configuration", ok=False, detail=str(error), remedy=SHOW)
+        return Check(name="configuration", ok=False, detail=str(error), remedy=SHOW_CONFIG)
     return Check(name="configuration", ok=True, detail=f"pipeline {config.name}, root {config.root}")
 
 
@@ -162,13 +162,9 @@ def other_runner(settings: Mapping[str, Any], runner: str) -> Check | None:
     name = engine.get("runner", runner) if isinstance(engine, Mapping) else runner
     if name == runner:
         return None
-    return Check(
-        name="section engine",
-        ok=False,
-        detail=f"engine.runner is {name}, not {runner}, which is checked with its defaults",
-        remedy=f"feedline doctor --target {name} -c pipeline.yaml, or engine: {{runner: {runner}}} in pipeline.yaml",
-        needed=False,
-    )
+    detail = f"engine.runner is {name}; {runner} is checked with default settings"
+    remedy = f"feedline doctor --target {name} -c pipeline.yaml, or engine: {{runner: {runner}}} in pipeline.yaml"
+    return Check(name="section engine", ok=False, detail=detail, remedy=remedy, needed=False)
 
 
 def section_options(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
@@ -229,15 +225,15 @@ def interpreter(command: str) -> str:
     """Returns the Python interpreter in the first line of a console script; empty for other files."""
     try:
         with open(command, "rb") as stream:
-            first = stream.readline(4096).decode("utf-8", "replace").strip()
+            first_line = stream.readline(4096).decode("utf-8", "replace").strip()
     except OSError:
         return ""
-    path = first.removeprefix("#!").strip()
-    return path if first.startswith("#!") and "python" in os.path.basename(path) else ""
+    path = first_line.removeprefix("#!").strip()
+    return path if first_line.startswith("#!") and "python" in os.path.basename(path) else ""
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that is not blank, in which a traceback names its error."""
+    """Returns the last line that is not blank; in a traceback, it is the error."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 

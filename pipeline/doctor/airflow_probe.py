@@ -1,4 +1,4 @@
-"""Prints facts about an Airflow installation as JSON. The Python of the environment of Airflow runs this file.
+"""Prints properties of an Airflow installation as JSON. The Python of the Airflow environment runs this file.
 
 That environment has no packages of Feedline, and may have another version of Python.
 """
@@ -28,30 +28,30 @@ def main(timeout_s: float) -> None:
     from sqlalchemy.engine import create_engine, make_url
 
     url = make_url(conf.get("database", "sql_alchemy_conn"))
-    unreachable = _connection_error(url, timeout_s)
-    migrated, driver = False, ""
+    connection_error = _connection_error(url, timeout_s)
+    is_migrated, missing_driver = False, ""
     # A connection would create the file of a SQLite database.
-    is_missing = url.get_backend_name() == "sqlite" and not (url.database and os.path.exists(url.database))
-    if not unreachable and not is_missing:
+    is_missing_file = url.get_backend_name() == "sqlite" and not (url.database and os.path.exists(url.database))
+    if not connection_error and not is_missing_file:
         try:
-            migrated = _is_migrated(create_engine(url))
+            is_migrated = _is_migrated(create_engine(url))
         except ModuleNotFoundError as error:
-            driver = error.name or str(error)
+            missing_driver = error.name or str(error)
         except Exception as error:  # noqa: BLE001 - errors of any driver
-            unreachable = str(error).strip().partition("\n")[0] or type(error).__name__
-    facts = {
+            connection_error = str(error).strip().partition("\n")[0] or type(error).__name__
+    properties = {
         "version": airflow.__version__,
         "dags_folder": conf.get("core", "dags_folder"),
         "database": url.render_as_string(hide_password=True),
-        "missing_driver": driver,
-        "unreachable": unreachable,
-        "migrated": migrated,
+        "missing_driver": missing_driver,
+        "unreachable": connection_error,
+        "migrated": is_migrated,
     }
-    sys.stdout.write(f"\n{json.dumps(facts)}\n")
+    sys.stdout.write(f"\n{json.dumps(properties)}\n")
 
 
 def _connection_error(url: Any, timeout_s: float) -> str:
-    """Returns why the server cannot be reached; empty when it can, or for a database without a server."""
+    """Returns the error of a connection to the server; empty on success, or for a database without a server."""
     port = url.port or _default_port(url.get_backend_name())
     if not url.host or not port:
         return ""
@@ -63,7 +63,7 @@ def _connection_error(url: Any, timeout_s: float) -> str:
 
 
 def _default_port(backend: str) -> int | None:
-    """Returns the default port; for PostgreSQL the environment variable of libpq comes first."""
+    """Returns the default port; for PostgreSQL, the environment variable of libpq overrides it."""
     port = os.environ.get("PGPORT", "") if backend == "postgresql" else ""
     return int(port) if port.isdecimal() else _PORTS.get(backend)
 
@@ -74,8 +74,8 @@ def _is_migrated(engine: Any) -> bool:
     from alembic.script import ScriptDirectory
 
     with engine.connect() as connection:
-        heads = set(MigrationContext.configure(connection).get_current_heads())
-    return heads == set(ScriptDirectory(str(Path(airflow.__file__).parent / "migrations")).get_heads())
+        database_heads = set(MigrationContext.configure(connection).get_current_heads())
+    return database_heads == set(ScriptDirectory(str(Path(airflow.__file__).parent / "migrations")).get_heads())
 
 
 if __name__ == "__main__":

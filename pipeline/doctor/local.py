@@ -16,7 +16,7 @@ from pipeline.doctor import Check
 
 _MIN_MEMORY_BYTES = 2e9  # for a run with small images, mainly for TensorFlow and TFX
 _LOAD_TIMEOUT_S = 250.0
-_LOAD = """
+_LOAD_CODE = """
 import json, pipeline.pipeline, tensorflow
 names = [device.name for device in tensorflow.config.list_physical_devices("GPU")]
 print(json.dumps({"gpus": names, "tensorflow": tensorflow.__version__}))
@@ -25,7 +25,7 @@ print(json.dumps({"gpus": names, "tensorflow": tensorflow.__version__}))
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Checks this machine; slow checks are last."""
-    yield from doctor.basics("tfx")
+    yield from doctor.package_checks("tfx")
     yield memory()
     yield doctor.writable("root", str(settings.get("root") or "."), "feedline run --root DIR")
     yield configuration(settings)
@@ -35,18 +35,14 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 def memory() -> Check:
     """Checks the free memory of the machine or the container."""
-    free = system.free_bytes()
-    return Check(
-        name="memory",
-        ok=free >= _MIN_MEMORY_BYTES,
-        detail=f"{size(free)} free, a run needs 2 GB or more, depending on image and batch size",
-        remedy="feedline run --set input.batch_size=16 --set input.cache=none",
-        needed=False,
-    )
+    free_bytes = system.free_bytes()
+    detail = f"{size(free_bytes)} free, a run needs 2 GB or more, depending on image and batch size"
+    remedy = "feedline run --set input.batch_size=16 --set input.cache=none"
+    return Check(name="memory", ok=free_bytes >= _MIN_MEMORY_BYTES, detail=detail, remedy=remedy, needed=False)
 
 
 def configuration(settings: Mapping[str, Any]) -> Check:
-    """Makes the checks of a run before its start, except for a remote source."""
+    """Runs the checks that `feedline run` makes first, except for a remote source."""
     check = doctor.check_configuration(settings)
     if not settings or not check.ok:
         return check
@@ -59,7 +55,7 @@ def configuration(settings: Mapping[str, Any]) -> Check:
     try:
         local.preflight(config)
     except FeedlineError as error:
-        return Check(name=check.name, ok=False, detail=str(error), remedy=doctor.SHOW)
+        return Check(name=check.name, ok=False, detail=str(error), remedy=doctor.SHOW_CONFIG)
     return check
 
 
@@ -82,16 +78,16 @@ def beam() -> Check:
 
 def tensorflow() -> Iterator[Check]:
     """Loads TensorFlow and TFX in another process, which may crash, and lists the GPUs."""
-    code, output, errors = doctor.run_program(child_python.command(_LOAD, flags=("-W", "ignore")), _LOAD_TIMEOUT_S)
+    code, output, errors = doctor.run_program(child_python.command(_LOAD_CODE, flags=("-W", "ignore")), _LOAD_TIMEOUT_S)
     if code:
         reason = doctor.last_line(errors) or f"it ended with code {code}"
         remedy = doctor.install_command("--force-reinstall", "feedline[tfx]")
         yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {reason}", remedy=remedy)
         return
-    facts = json.loads(doctor.last_line(output))
-    yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {facts['tensorflow']}")
+    properties = json.loads(doctor.last_line(output))
+    yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {properties['tensorflow']}")
     if os.path.exists("/dev/nvidia0"):
-        names = ", ".join(name.rpartition("physical_device:")[2] for name in facts["gpus"])
-        remedy = doctor.install_command(f"tensorflow[and-cuda]=={facts['tensorflow']}")
-        detail = names or "the machine has a GPU, and TensorFlow does not see it"
+        names = ", ".join(name.rpartition("physical_device:")[2] for name in properties["gpus"])
+        remedy = doctor.install_command(f"tensorflow[and-cuda]=={properties['tensorflow']}")
+        detail = names or "the machine has a GPU, but TensorFlow does not find it"
         yield Check(name="gpu", ok=bool(names), detail=detail, remedy=remedy, needed=False)

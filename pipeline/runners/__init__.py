@@ -1,1 +1,1 @@
-"""Runners of a pipeline: this process, Airflow and Kubeflow."""
+"""Runners of a pipeline: the local runner in this process, Airflow and Kubeflow."""

@@ -1,12 +1,12 @@
 """Airflow: compiles the pipeline to a DAG with a task for each component.
 
-The Airflow runner of TFX starts components with an older launcher. It does not call the driver that detects changed
-images, and a repeated task of a run fails on the artifact that it registered before. Therefore, a task runs its node of
-the compiled pipeline with the launcher of the local runner: with the same cache and resolvers, and with retries.
+The Airflow runner of TFX uses an older launcher, which does not call the driver that detects changed images, and a
+repeated task fails because its first attempt has already registered the output artifact. Therefore, a task runs its
+node of the compiled pipeline with the launcher of the local runner, which has the cache and the resolvers.
 
-Airflow and Feedline need separate environments, because their packages conflict. The DAG file holds the names of the
-tasks, and the code of `airflow_dag_template`, which imports Airflow and starts steps in the environment of Feedline.
-The DAGs folder is found without importing Airflow, which takes seconds and writes files.
+Airflow and Feedline need separate environments, because their packages conflict. The DAG file contains the names of the
+tasks, and the code of `airflow_dag_template`, which imports Airflow and starts tasks in the environment of Feedline.
+The DAGs folder is determined without importing Airflow, because the import takes seconds and writes files.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from pipeline.runners import airflow_tasks, local
 
 
 def dags_folder() -> str:
-    """Returns the DAGs folder of the Airflow of this user, which may not exist."""
+    """Returns the path of the DAGs folder in the Airflow settings of this user; the folder may not exist."""
     home = os.path.expanduser(os.environ.get("AIRFLOW_HOME", "~/airflow"))
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):  # Airflow reports these errors
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):  # Airflow itself reports these errors
         parser.read(os.environ.get("AIRFLOW_CONFIG", os.path.join(home, "airflow.cfg")), encoding="utf-8")
     setting = os.environ.get("AIRFLOW__CORE__DAGS_FOLDER") or parser.get("core", "dags_folder", fallback="")
     folder = os.path.expandvars(os.path.expanduser(setting)) if setting else os.path.join(home, "dags")
@@ -48,29 +48,29 @@ def dags_folder() -> str:
 
 
 def dags_folder_hint(out: str, name: str) -> str:
-    """Returns the next step for a DAG file: moving it into the DAGs folder, if it is not there, and a test run.
+    """Returns the next step as text: a test run of the DAG, after moving its file into the DAGs folder if necessary.
 
     Args:
-      out: path of the file.
+      out: path of the DAG file.
       name: name of the DAG.
     """
-    folder, start = dags_folder(), f"airflow dags test {name}"
-    real = os.path.realpath(folder)
-    if os.path.commonpath([real, os.path.realpath(out)]) == real:  # Airflow also reads its subdirectories
-        return f"it is in Airflow's DAGs folder, so try it: {start}"
-    where = f" {folder}" if os.path.isdir(folder) else ""
-    return f"put it into Airflow's DAGs folder{where}, then: {start}"
+    folder, test_command = dags_folder(), f"airflow dags test {name}"
+    real_folder = os.path.realpath(folder)
+    if os.path.commonpath([real_folder, os.path.realpath(out)]) == real_folder:  # Airflow also reads subdirectories
+        return f"it is in Airflow's DAGs folder, so try it: {test_command}"
+    location = f" {folder}" if os.path.isdir(folder) else ""
+    return f"put it into Airflow's DAGs folder{location}, then: {test_command}"
 
 
 OPTIONS_KEY = "airflow"
 
 _PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _DAG_ID = re.compile(r"[A-Za-z0-9_.-]{1,250}")
-_FILE = '''\
+_FILE_TEMPLATE = '''\
 """The Airflow DAG of the Feedline pipeline {name}.
 
 Written by `feedline compile --target airflow`; change the settings of the pipeline and compile it again.
-It needs Airflow 2.11 or 3, and no packages of Feedline: the tasks start {python} {where}.
+It needs Airflow 2.11 or 3, but not Feedline: the tasks start {python} {location}.
 """
 
 {code}
@@ -100,9 +100,9 @@ class AirflowOptions(Options):
       retries: number of retries of a task that failed or was killed, 0 or more.
       retry_delay_s: seconds before a retry, 0 or more.
       environment: directory of the Python environment with Feedline, the same on every worker of Airflow; empty is the
-        environment that compiles.
-      image: container image with Feedline and its extra `tfx`; every task is then a pod of Kubernetes.
-      pod_template: YAML file of the pod, with the volumes of images and root; it becomes part of the DAG file.
+        environment of the `compile` command.
+      image: container image with Feedline and its extra `tfx`, in which each task runs as a pod of Kubernetes.
+      pod_template: YAML file of the pod, with the volumes for images and root; its content is copied to the DAG file.
     """
 
     schedule: str = ""
@@ -125,7 +125,7 @@ class AirflowOptions(Options):
         if bool(self.image) != bool(self.pod_template):
             raise OptionError(
                 f"airflow.image is {self.image!r} and airflow.pod_template is {self.pod_template!r}; give both or "
-                "neither: the pods share images and root through a volume of the template"
+                "neither: the pods share images and root through a volume in the template"
             )
         if self.image and self.environment:
             raise OptionError(
@@ -134,14 +134,14 @@ class AirflowOptions(Options):
 
 
 def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - common name of all targets
-    """Checks the settings as a run would, and writes the DAG file.
+    """Checks the settings in the same way as a run, and writes the DAG file.
 
     Args:
       settings: nested settings of a `pipeline.yaml`; `airflow` holds the fields of `AirflowOptions`.
       out: Python file to write, in the DAGs folder of Airflow or to be moved there.
 
     Returns:
-      a line with the next step.
+      the next steps and remarks, as one line.
 
     Raises:
       UsageError: a setting or the source cannot be used, or the file cannot be written.
@@ -154,17 +154,17 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     python, pod = _interpreter(options), _pod_arguments(options)
     hints = [dags_folder_hint(out, config.name)]
     if "engine" in settings:
-        hints.append("engine is left out: Beam runs in the tasks")
-    if config.schema and not config.schema_is_reviewed:  # a file that is written later would change the tasks
+        hints.append("engine is ignored: Beam runs in the tasks")
+    if config.schema and not config.schema_is_reviewed:  # if the file existed later, the DAG would need other tasks
         hints.append(f"schema {config.schema} does not exist: the DAG infers one, review it and compile again")
         values.pop("schema")
         config = dataclasses.replace(config, schema="")
     local.check_training(config, local.preflight(config))
-    text = _FILE.format(
+    text = _FILE_TEMPLATE.format(
         name=config.name,
         code=_template_code(),
         python=python,
-        where=f"in the image {options.image}" if pod else "on the workers",
+        location=f"in the image {options.image}" if pod else "on the workers",
         pod=_format_mapping(pod) if pod else None,
         settings=_format_mapping(_resolve_settings(values, config)),
         steps=_format_mapping(_steps(config)),
@@ -183,7 +183,7 @@ def _interpreter(options: AirflowOptions) -> str:
     if options.environment and not os.access(os.path.join(environment, "bin", "feedline"), os.X_OK):
         raise OptionError(
             f"airflow.environment is {options.environment!r}, which has no bin/feedline; name the directory of the "
-            "environment in which Feedline is installed, or leave it out for the one that compiles"
+            "environment in which Feedline is installed, or omit it to use the current environment"
         )
     return os.path.join(environment, "bin", "python3")
 
@@ -199,12 +199,12 @@ def _pod_arguments(options: AirflowOptions) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(f"airflow.pod_template {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(template, Mapping) or template.get("kind") != "Pod":
-        raise OptionError(f"airflow.pod_template {path} has no `kind: Pod`; write the pod with its volumes there")
+        raise OptionError(f"airflow.pod_template {path} has no `kind: Pod`; define the pod with its volumes in it")
     return {"image": options.image, "pod_template_dict": template}
 
 
 def _template_code() -> str:
-    """Returns the code of `airflow_dag_template` without its docstring."""
+    """Returns the source code of `airflow_dag_template` without its docstring."""
     source = Path(__file__).with_name("airflow_dag_template.py").read_text(encoding="utf-8")
     docstring = ast.parse(source).body[0]
     return "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
@@ -219,19 +219,19 @@ def _check_settings(config: PipelineConfig, out: str) -> None:
         )
     if is_remote(config.root):
         raise OptionError(
-            f"root is {config.root!r}; the tasks share a SQLite file in it; name a directory that every worker has"
+            f"root is {config.root!r}; the tasks share a SQLite file in it; name a directory that every worker can use"
         )
 
 
 def _steps(config: PipelineConfig) -> dict[str, list[str]]:
-    """Returns component -> components that it waits for."""
-    # Building a pipeline creates its root, which must not happen on this machine.
+    """Returns component -> components that must finish before it."""
+    # Building a pipeline creates its root; the configured root must not be created on this machine.
     with tempfile.TemporaryDirectory() as root:
         return airflow_tasks.list_steps(airflow_tasks.load_pipeline(dataclasses.replace(config, root=root)))
 
 
 def _resolve_settings(settings: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
-    """Returns the settings with the name and absolute paths, because tasks run in another directory."""
+    """Returns the settings with the pipeline name and with absolute paths, because tasks run in another directory."""
     resolved = {**settings, "name": config.name, "root": config.root}
     if config.ingest:
         resolved["ingest"] = {**settings["ingest"], "source": config.ingest.source}
@@ -247,7 +247,7 @@ def _resolve_settings(settings: Mapping[str, Any], config: PipelineConfig) -> di
 
 
 def _format_mapping(values: Mapping[str, Any]) -> str:
-    """Returns a mapping as Python code, with a line for each entry that fits."""
+    """Returns a mapping as Python code, with one line for each entry that is short enough."""
     entries = ((key, pprint.pformat(value, width=100, sort_dicts=False)) for key, value in values.items())
     lines = [f"    {key!r}: {text}," for key, text in entries]
     return "\n".join(["{", *(line.replace("\n", "\n    ") for line in lines), "}"])

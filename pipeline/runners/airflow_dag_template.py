@@ -1,4 +1,4 @@
-"""The code of the DAG file, into which `feedline compile` copies it; Feedline never imports this module.
+"""The code that `feedline compile` copies to the DAG file; Feedline never imports this module.
 
 It runs on Airflow 2.11 and 3, on all their versions of Python, without Feedline and its packages.
 """
@@ -21,14 +21,14 @@ except ImportError:  # Airflow 2
     from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
     from airflow.models import BaseOperator
 
-FINISH = "Finish"  # the task after the components: summary, report and check of the push
+FINISH = "Finish"  # the last task: writes summary and report, and fails if the model was not pushed
 GRACE_S = 30.0  # between SIGTERM and SIGKILL
-# Isolated mode: without the PYTHONPATH of Airflow and without modules of the working directory.
+# Python's isolated mode ignores the PYTHONPATH of Airflow and modules in the working directory.
 STEP = ("-I", "-c", "from pipeline.runners.airflow_tasks import main; main()")
 
 
 class FeedlineOperator(BaseOperator):
-    """Runs a step in the environment of Feedline, in a new process group, and logs its output."""
+    """Runs a task in the Python environment of Feedline, in a new process group, and logs its output."""
 
     process: subprocess.Popen[str] | None = None
 
@@ -37,7 +37,7 @@ class FeedlineOperator(BaseOperator):
         self.python, self.request = python, request
 
     def execute(self, context: Any) -> None:
-        """Runs the step; a failed check of the data is not retried."""
+        """Runs the process; Airflow retries a failure unless the data failed a check."""
         process = subprocess.Popen(  # noqa: S603 - the command comes from the DAG file
             [self.python, *STEP, context["run_id"]],
             stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ class FeedlineOperator(BaseOperator):
         )
         self.process = process
         try:
-            with contextlib.suppress(BrokenPipeError):  # the step has already ended
+            with contextlib.suppress(BrokenPipeError):  # the process has already ended
                 print(self.request, file=process.stdin, flush=True)
             for line in process.stdout or ():
                 self.log.info("%s", line.rstrip("\n"))
@@ -58,31 +58,31 @@ class FeedlineOperator(BaseOperator):
             self.on_kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-            # The end of its input kills the step, also when this process is killed.
+            # The process is killed at the end of its standard input, which also happens if this process is killed.
             process.communicate()
         if code:
             error = AirflowFailException if code == os.EX_DATAERR else AirflowException
             raise error(f"{self.task_id} ended with exit code {code}; see the log above")
 
     def on_kill(self) -> None:
-        """Sends SIGTERM to the step."""
+        """Sends SIGTERM to the process group."""
         if self.process and self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
 
 def pod_task(python: str, request: str, pod: dict[str, Any], **arguments: Any) -> Any:
-    """Returns a task that runs a step in a pod; only this function imports the provider of Kubernetes."""
+    """Returns a task that runs in a Kubernetes pod; only this function imports the Kubernetes provider."""
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
     class FeedlinePodOperator(KubernetesPodOperator):
         def execute(self, context: Any) -> Any:
             try:
                 return super().execute(context)
-            except AirflowSkipException as error:  # the exit code of a failed check of the data
+            except AirflowSkipException as error:  # raised for the exit code of a failed check of the data
                 raise AirflowFailException(str(error)) from None
 
-    # Arguments are templates: escapes in the settings prevent that a template begins there.
+    # Airflow renders arguments as Jinja templates: escapes prevent that it finds a template in the settings.
     escaped = re.sub(r"(?<=\{)[{%#]", lambda match: f"\\x{ord(match[0]):02x}", request)
     return FeedlinePodOperator(
         cmds=[python, *STEP], arguments=["{{ run_id }}", escaped], skip_on_exit_code=os.EX_DATAERR, **pod, **arguments
@@ -99,11 +99,11 @@ def make_dag(
     retries: int = 2,
     retry_delay_s: float = 60.0,
 ) -> DAG:
-    """Builds the DAG: a task for each component, and a last task.
+    """Returns the DAG: a task for each component, and a last task.
 
     Args:
       settings: settings of the pipeline, with absolute paths.
-      steps: component -> components that it waits for.
+      steps: component -> components that must finish before it.
       python: interpreter of the environment with Feedline, or of the image.
       pod: image and template of the pods; None runs the tasks on the worker of Airflow.
       schedule: any schedule of Airflow; None for runs that are only triggered manually.
@@ -123,13 +123,13 @@ def make_dag(
     )
 
     def task(name: str) -> Any:
-        common = {"python": python, "request": repr((settings, steps, name)), "task_id": name, "dag": dag}
-        return pod_task(pod=pod, **common) if pod else FeedlineOperator(**common)
+        arguments = {"python": python, "request": repr((settings, steps, name)), "task_id": name, "dag": dag}
+        return pod_task(pod=pod, **arguments) if pod else FeedlineOperator(**arguments)
 
     tasks = {name: task(name) for name in (*steps, FINISH)}
-    not_last = {name for upstream in steps.values() for name in upstream}
+    with_successors = {name for upstream in steps.values() for name in upstream}
     for name, upstream in steps.items():
         tasks[name].set_upstream([tasks[item] for item in upstream])
-        if name not in not_last:
+        if name not in with_successors:
             tasks[name].set_downstream(tasks[FINISH])
     return dag

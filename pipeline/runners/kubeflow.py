@@ -1,11 +1,11 @@
 """Kubeflow Pipelines and Vertex AI Pipelines: compiles the pipeline to a file that both can run.
 
-TFX compiles the pipeline, with these differences. Resolvers are left out, because Kubeflow has no ML Metadata for them:
-the settings name the baselines. Our artifact types get names that are valid in Kubeflow, and containers start through
-`pipeline.runners.kubeflow_container`, which maps them to classes. ImageExampleGen is never cached, because its driver,
-which detects changed images, does not run there. An adopted dataset is imported, because the launcher of Kubeflow
-rejects the output of a container outside of the pipeline root. Every container is tried again after a failure, and work
-that is not finished lies in one directory for all runs, where the next attempt continues.
+TFX compiles the pipeline, with these differences. Resolvers are omitted, because Kubeflow has no ML Metadata for them;
+the settings name the baselines. Artifact types of Feedline get names that are valid in Kubeflow. Containers start with
+`pipeline.runners.kubeflow_container`, which maps these names to classes. ImageExampleGen is never cached: Kubeflow does
+not run its driver, which detects changed images. An adopted dataset is imported, because the launcher of Kubeflow
+rejects the output of a container outside of the pipeline root. A failed container is retried, and continues from
+unfinished work in a directory that all runs share.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 OPTIONS_KEY = "kubeflow"
 UNCACHED = "ImageExampleGen"
 
-_STORE = "gs://"
-_CHECKPOINT_STEPS = 500  # the launcher passes no SIGTERM on, so the last checkpoint is what an evicted training has
-_DISK_MOUNT = "/tmp"  # noqa: S108 - of a container; inputs are copied to /gcs, where Kubeflow has a volume of its own
-_YAML, _JSON = (".yaml", ".yml"), ".json"
+_BUCKET_SCHEME = "gs://"
+_CHECKPOINT_STEPS = 500  # evicted trainings resume from a periodic checkpoint: the launcher forwards no SIGTERM
+_DISK_MOUNT = "/tmp"  # noqa: S108 - in a container; Kubeflow copies inputs to /gcs, on another volume
+_YAML_SUFFIXES, _JSON_SUFFIX = (".yaml", ".yml"), ".json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 _NO_TPU = (
     "the image has no libtpu, because its TensorFlow has no package for TPUs; "
@@ -54,27 +54,25 @@ class KubeflowOptions(Options):
     """Settings of Kubeflow: the section `kubeflow`.
 
     Attributes:
-      image: container image that every component runs in, with Feedline and its extras `tfx`, `kubeflow` and `gcp`.
+      image: container image of every component, with Feedline and its extras `tfx`, `kubeflow` and `gcp`.
       pipeline_root: directory of the artifacts, `gs://BUCKET/DIR`; empty is `artifacts` in the root.
       display_name: display name of the runs; empty is the name of the pipeline.
       baseline_dataset: published dataset for the drift checks of the gate; empty for none.
-      baseline_model: directory of the `model` of an earlier run, with `Format-Serving`, to compare with in the
-        evaluation; empty for none.
+      baseline_model: directory of the artifact `model` of an earlier run, which contains `Format-Serving`, as the
+        baseline of the evaluation; empty for none.
       cpus: maximum number of CPU cores of a container; 0 is the default of the cluster.
       memory_gb: maximum memory of a container in GB; 0 is the default of the cluster.
-      gpus: number of GPUs of the Trainer, 0 or more; also the default of `train.gpus`, so that the Trainer ends if
-        TensorFlow finds fewer.
+      gpus: number of GPUs of the Trainer, 0 or more, and default of `train.gpus`: the Trainer fails if it finds fewer.
       gpu_type: type of the GPUs, such as `nvidia.com/gpu` on Kubeflow and `NVIDIA_TESLA_T4` on Vertex AI.
-      step_cpus: component -> maximum number of CPU cores that takes the place of `cpus`, such as `{Trainer: 16}`.
-      step_memory_gb: component -> maximum memory in GB that takes the place of `memory_gb`.
-      step_gpus: component -> number of GPUs, for others than the Trainer.
-      disk_gb: size of a volume for the temporary files of each container, in GB; 0 is the disk of the node. Only
-        Kubeflow has such volumes.
+      step_cpus: component -> maximum number of CPU cores, instead of `cpus`, such as `{Trainer: 16}`.
+      step_memory_gb: component -> maximum memory in GB, instead of `memory_gb`.
+      step_gpus: component -> number of GPUs, for other components than the Trainer.
+      disk_gb: size in GB of a volume for the temporary files of each container, not on Vertex AI; 0 is the node's disk.
       retries: number of further attempts of a container that failed, 0 or more.
       work_dir: directory of unfinished work, `gs://BUCKET/DIR`, which all runs share; empty is `work` in the root.
-      service_account: service account of the runs; the command that `compile` prints names it.
-      secrets: secret of Kubernetes -> directory in which every container finds its files.
-      secret_env: environment variable of every container -> `SECRET/KEY` of Kubernetes.
+      service_account: service account of the runs, an argument in the command that `compile` prints.
+      secrets: Kubernetes secret -> directory of every container at which its files are mounted.
+      secret_env: environment variable of every container -> `SECRET/KEY`, a key of a Kubernetes secret.
 
     Raises:
       OptionError: a value is out of range; the message gives the value and the allowed values.
@@ -123,7 +121,7 @@ class KubeflowOptions(Options):
 
     @property
     def kubernetes_only(self) -> str:
-        """The first setting with a value that Vertex AI has nothing for; empty when there is none."""
+        """Name of the first set setting that Vertex AI does not support; empty if there is none."""
         return next((name for name in ("disk_gb", "secrets", "secret_env") if getattr(self, name)), "")
 
 
@@ -136,7 +134,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
         Vertex AI.
 
     Returns:
-      a line with the next step.
+      the next step and remarks, as one line.
 
     Raises:
       UsageError: a setting cannot be used, or the file cannot be written.
@@ -144,62 +142,63 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     values = dict(settings)
     options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
     if isinstance(train := values.get("train", {}), Mapping):
-        # Without the number it would train on the CPU beside accelerators, without a word.
+        # Without `gpus`, the Trainer would silently use the CPU if TensorFlow found no GPU.
         gpus = options.gpus or options.step_gpus.get(_TRAINER, 0)
         values["train"] = {"checkpoint_steps": _CHECKPOINT_STEPS, "gpus": gpus, **train}
     config = configuration.build(values)
-    if not out.endswith((*_YAML, _JSON)):
+    if not out.endswith((*_YAML_SUFFIXES, _JSON_SUFFIX)):
         raise OptionError(f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, only for Vertex AI")
     disk.check_file("--out", out)
     root = options.pipeline_root or config.artifacts_dir
     _check_placeholders(config, options)
     _check_settings(config, options, root)
-    if out.endswith(_JSON) and options.kubernetes_only:
+    if out.endswith(_JSON_SUFFIX) and options.kubernetes_only:
         raise OptionError(f"kubeflow.{options.kubernetes_only} is set, which Vertex AI does not have; leave it out")
-    job = _job(config, options, root)
+    job = _compile_job(config, options, root)
     spec = job["pipelineSpec"]
-    # Kubeflow reads what only Kubernetes knows from a second document.
-    documents = [spec, *([_kubernetes(spec, options)] if options.kubernetes_only else [])]
-    content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump_all(documents)
+    # Kubeflow reads the settings for Kubernetes from a second YAML document.
+    documents = [spec, *([_platform_spec(spec, options)] if options.kubernetes_only else [])]
+    content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON_SUFFIX) else yaml.safe_dump_all(documents)
     disk.write_file("--out", out, content.encode())
     return f"{_run_hint(options, options.display_name or config.name, out)}{''.join(_notes(config))}"
 
 
-def _kubernetes(spec: Mapping[str, Any], options: KubeflowOptions) -> dict[str, Any]:
-    """Returns the volumes and secrets of every container as a PlatformSpec."""
-    settings: dict[str, Any] = {}
+def _platform_spec(spec: Mapping[str, Any], options: KubeflowOptions) -> dict[str, Any]:
+    """Returns the PlatformSpec, with the volumes and secrets of every container."""
+    container_settings: dict[str, Any] = {}
     if options.disk_gb:
         volume: dict[str, Any] = {"volumeName": "scratch", "mountPath": _DISK_MOUNT, "size": f"{options.disk_gb}Gi"}
         volume |= {"accessModes": ["ReadWriteOnce"], "defaultStorageClass": True}
-        settings["genericEphemeralVolume"] = [volume]
+        container_settings["genericEphemeralVolume"] = [volume]
     if options.secrets:
         mounts = options.secrets.items()
-        settings["secretAsVolume"] = [{"secretName": name, "mountPath": mount} for name, mount in mounts]
+        container_settings["secretAsVolume"] = [{"secretName": name, "mountPath": mount} for name, mount in mounts]
     if options.secret_env:
         keys = {variable: source.split("/") for variable, source in options.secret_env.items()}
-        settings["secretAsEnv"] = [
+        container_settings["secretAsEnv"] = [
             {"secretName": name, "keyToEnv": [{"secretKey": key, "envVar": variable}]}
             for variable, (name, key) in keys.items()
         ]
     executors = spec["deploymentSpec"]["executors"].items()
-    # Copies, because YAML would write references to one object.
-    labels = {label: copy.deepcopy(settings) for label, executor in executors if "container" in executor}
-    return {"platforms": {"kubernetes": {"deploymentSpec": {"executors": labels}}}}
+    # Copies, because YAML would write a shared object as an anchor with aliases.
+    configs = {label: copy.deepcopy(container_settings) for label, executor in executors if "container" in executor}
+    return {"platforms": {"kubernetes": {"deploymentSpec": {"executors": configs}}}}
 
 
 def _run_hint(options: KubeflowOptions, name: str, out: str) -> str:
-    """Returns a hint how to run a file."""
+    """Returns a hint how to run the compiled file."""
     account = f'service_account="{options.service_account}"' if options.service_account else ""
     vertex = f'aiplatform.PipelineJob(display_name="{name}", template_path="{out}").submit({account})'
-    if out.endswith(_JSON):
+    if out.endswith(_JSON_SUFFIX):
         return f"run it on Vertex AI: {vertex}"
     arguments = f'"{out}", {account}' if account else f'"{out}"'
     kubeflow = "run it on Kubeflow, in its web page or with kfp.Client(host=URL).create_run_from_pipeline_package"
-    either = "" if options.kubernetes_only else f", or on Vertex AI: {vertex}"
-    return f"{kubeflow}({arguments}){either}"
+    alternative = "" if options.kubernetes_only else f", or on Vertex AI: {vertex}"
+    return f"{kubeflow}({arguments}){alternative}"
 
 
 def _notes(config: PipelineConfig) -> Iterator[str]:
+    """Yields remarks that are appended to the hint."""
     if config.schema and not config.schema_is_reviewed:
         yield f"; schema {config.schema} does not exist: the run infers one, review it and compile again"
     if not storage.is_remote(config.root):
@@ -227,27 +226,27 @@ def _check_settings(config: PipelineConfig, options: KubeflowOptions, root: str)
         raise OptionError(
             f"name is {config.name!r}; on Kubeflow it must have 1 to 128 characters a-z, 0-9 and -, the first not -"
         )
-    if not root.startswith(_STORE):
+    if not root.startswith(_BUCKET_SCHEME):
         name = "kubeflow.pipeline_root" if options.pipeline_root else "root"
         raise OptionError(
             f"{name} is {options.pipeline_root or config.root!r}; containers of TFX share artifacts through a bucket, "
-            f"set it to {_STORE}BUCKET/DIR"
+            f"set it to {_BUCKET_SCHEME}BUCKET/DIR"
         )
-    if storage.is_remote(config.dataset) and not config.dataset.startswith(_STORE):
+    if storage.is_remote(config.dataset) and not config.dataset.startswith(_BUCKET_SCHEME):
         raise OptionError(
-            f"dataset is {config.dataset!r}; containers of TFX read datasets from {_STORE}BUCKET/DIR only"
+            f"dataset is {config.dataset!r}; containers of TFX read datasets from {_BUCKET_SCHEME}BUCKET/DIR only"
         )
     if config.train.strategy == "tpu":
         raise OptionError(f"train.strategy is 'tpu'; {_NO_TPU}")
     if not config.train.checkpoint_steps:
         raise OptionError("train.checkpoint_steps is 0; containers end without SIGTERM, set it to at least 1")
-    drift = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
+    drift_settings = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
     limits, default = config.gate, GateLimits()
-    limit = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")
-    if limit and not options.baseline_dataset:
+    changed = next((name for name in drift_settings if getattr(limits, name) != getattr(default, name)), "")
+    if changed and not options.baseline_dataset:
         raise OptionError(
-            f"gate.{limit} is {getattr(limits, limit)!r}, and Kubeflow looks up no earlier dataset; name one as "
-            f"kubeflow.baseline_dataset, or leave out gate.{limit}"
+            f"gate.{changed} is {getattr(limits, changed)!r}, and Kubeflow looks up no earlier dataset; name one as "
+            f"kubeflow.baseline_dataset, or leave out gate.{changed}"
         )
     if config.evaluate.max_drop is not None and not options.baseline_model:
         raise OptionError(
@@ -256,8 +255,8 @@ def _check_settings(config: PipelineConfig, options: KubeflowOptions, root: str)
         )
 
 
-def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[str, Any]:
-    """Returns a PipelineJob as JSON values."""
+def _compile_job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[str, Any]:
+    """Returns the compiled pipeline as a PipelineJob in JSON values."""
     try:
         import kfp  # noqa: F401 - fails faster than the import of TFX
         from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner
@@ -294,24 +293,25 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
 
 
 def _name_types(pipeline: Pipeline) -> None:
+    """Replaces the artifact types of Feedline by subclasses whose names are valid in Kubeflow."""
     titles = {path: title for title, path in TYPES.items()}
     for node in pipeline.components:
         for channel in node.outputs.values():
-            kind = channel.type
-            title = titles.get(f"{kind.__module__}.{kind.__name__}")
+            artifact_type = channel.type
+            title = titles.get(f"{artifact_type.__module__}.{artifact_type.__name__}")
             if title:
-                channel.type = type(kind.__name__, (kind,), {"TYPE_NAME": title})
+                channel.type = type(artifact_type.__name__, (artifact_type,), {"TYPE_NAME": title})
 
 
 def _limit_resources(pipeline: Pipeline, options: KubeflowOptions) -> None:
     from kfp.pipeline_spec import pipeline_spec_pb2
     from tfx.dsl.components.base.base_component import BaseComponent
 
-    ids = [node.id for node in pipeline.components if isinstance(node, BaseComponent)]
+    component_ids = [node.id for node in pipeline.components if isinstance(node, BaseComponent)]
     for setting in ("step_cpus", "step_memory_gb", "step_gpus"):
         for name in getattr(options, setting):
-            if name not in ids:
-                raise OptionError(unknown("component", name, ids, f"kubeflow.{setting}."))
+            if name not in component_ids:
+                raise OptionError(unknown("component", name, component_ids, f"kubeflow.{setting}."))
     gpus = {_TRAINER: options.gpus, **options.step_gpus}
     for node in pipeline.components:
         limits = pipeline_spec_pb2.PipelineDeploymentConfig.PipelineContainerSpec.ResourceSpec(

@@ -1,4 +1,4 @@
-"""Runs the pipeline in this process, with Beam in the same process."""
+"""The local runner: runs the pipeline and Beam in this process."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from pipeline.runs.root import Say, check_free, clear_failed, conclude, exclusiv
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
 
-_BAD_RECORD = "Not a valid TFRecord"  # start of the error message of Beam
+_BAD_RECORD = "Not a valid TFRecord"  # beginning of Beam's message about a damaged shard
 
 
 def preflight(config: PipelineConfig) -> DataShape:
-    """Makes the checks that need no slow import and write nothing, and returns the shape of the data.
+    """Checks source, root and options, without slow imports and without writing, and returns the shape of the data.
 
     Raises:
       UsageError: the source, the root or an option cannot be used.
     """
     if storage.is_remote(config.root):
         raise OptionError(f"root is {config.root!r}; the local runner needs a local directory")
-    data, resolved = config.data(), config.resolved_source()
-    options = config.ingest and dataclasses.replace(config.ingest, source=resolved)
-    kind = open_source(options).label_kind if options else data.label_kind
-    if kind != "single":
+    data, resolved_source = config.data(), config.resolved_source()
+    options = config.ingest and dataclasses.replace(config.ingest, source=resolved_source)
+    label_kind = open_source(options).label_kind if options else data.label_kind
+    if label_kind != "single":
         raise OptionError(
-            f"the images have {LABEL_KINDS[kind]}; a model needs one label per image, only `ingest` takes others"
+            f"the images have {LABEL_KINDS[label_kind]}; a model needs one label per image, only `ingest` takes others"
         )
-    source, root = os.path.realpath(resolved), os.path.realpath(config.root)
+    source, root = os.path.realpath(resolved_source), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
     if not os.path.isdir(nearest := disk.nearest_existing(root)):
@@ -52,10 +52,10 @@ def preflight(config: PipelineConfig) -> DataShape:
 
 
 def check_training(config: PipelineConfig, data: DataShape) -> None:
-    """Checks the options of input and model, which loads TensorFlow.
+    """Checks the options of the input and the model; loads TensorFlow.
 
     Raises:
-      OptionError: an operation does not fit the stored pixels, or there is no such model.
+      OptionError: an op cannot process the stored pixels, or the model does not exist.
     """
     from trainer.input_fn import check_options
     from trainer.models import check_model
@@ -70,21 +70,21 @@ def run(config: PipelineConfig, say: Say, watch: Watch = no_watch, verbose: bool
     Args:
       config: configuration of the pipeline.
       say: function that prints a line of progress.
-      watch: shows the progress of the components.
-      verbose: whether to print the plan of the input too, which is always in the log.
+      watch: displays the progress of the components.
+      verbose: whether to print the log lines of the training input as well, which are always in the log file.
 
     Returns:
-      the summary. The report is in the root; an inferred schema is there, too, or in the file of the configuration.
+      the summary. The report is in the root. An inferred schema is in the root or in the configured schema file.
 
     Raises:
-      UsageError: the request is invalid; nothing was written.
+      UsageError: the configuration is invalid; nothing was written.
       DataError: the images failed a check; the outputs of earlier components stay cached.
     """
     data = preflight(config)
     if config.schema and not config.schema_is_reviewed:
         say(f"schema {config.schema} does not exist: it will be inferred and written, for your review")
     check_free(config.root)  # before the slow imports
-    before = unchanged.inputs(config)
+    input_digest = unchanged.input_digest(config)  # before the run, during which the inputs may change
     say("loading TensorFlow and TFX")
     with system.slow_imports():
         from tfx.orchestration.local.local_dag_runner import LocalDagRunner
@@ -93,80 +93,80 @@ def run(config: PipelineConfig, say: Say, watch: Watch = no_watch, verbose: bool
 
     check_training(config, data)
     pipeline = create_pipeline(config)
-    images = images_dir(config)  # before the run, in which a newer span may appear
+    images = images_dir(config)  # before the run, during which a newer span may appear
     log = os.path.join(config.root, LOG_NAME)
     progress = _Progress(say, watch, verbose)
     with disk.explain_errors("running the pipeline", config.root), exclusive_run(config), _logging_to(log, progress):
         try:
             LocalDagRunner().run(pipeline)
-        except GateFailed as stopped:
-            save_partial_report(config, images, stopped, say)
+        except GateFailed as failure:
+            save_partial_report(config, images, failure, say)
             raise
         except ValueError as error:
             if not str(error).startswith(_BAD_RECORD):
                 raise
-            from components.statistics import unreadable
+            from components.statistics import unreadable_error
 
-            raise unreadable(config.dataset or "the dataset", error) from error
+            raise unreadable_error(config.dataset or "the dataset", error) from error
         signals.check()
-        with watch("report", Progress(), _count_read()):
+        with watch("report", Progress(), _note_bytes_read()):
             summary = conclude(config, images, say)
-        from pipeline.runs.summary import repeated
+        from pipeline.runs.summary import unchanged_output
 
-        clear_failed(config)  # the record is about what stays
-        unchanged.remember(config, before, repeated(summary))
+        clear_failed(config)  # first, because the record describes the remaining outputs
+        unchanged.write_record(config, input_digest, unchanged_output(summary))
         return summary
 
 
 class _LogFile(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name logging calls
-        """Drops lines that cannot be written; a traceback for each line would hide the reason."""
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a method name of `logging`
+        """Ignores lines that cannot be written: by default, `logging` prints a traceback for each of them."""
 
 
 class _Progress(logging.Handler):
-    """Prints lines of progress from the log of the runner, and the warnings of the ingest."""
+    """Prints the progress of the components, read from the log of the TFX runner, and the warnings of the ingest."""
 
     def __init__(self, say: Say, watch: Watch, verbose: bool) -> None:
         super().__init__(logging.INFO)
         self._say = say
         self._verbose = verbose
         self.watch = watch
-        self._shown = contextlib.ExitStack()  # the progress of the component that runs
-        self._started = time.monotonic()
-        self._cached = False
+        self._display = contextlib.ExitStack()  # display of the progress of the running component
+        self._started_s = time.monotonic()
+        self._is_cached = False
 
     def emit(self, record: logging.LogRecord) -> None:
         signals.check()
         message = record.getMessage()
         if message.startswith("Component ") and message.endswith(" is running."):
-            self._started, self._cached = time.monotonic(), False
-            self._shown.enter_context(self.watch(message.split()[1], Progress(), _count_read()))
+            self._started_s, self._is_cached = time.monotonic(), False
+            self._display.enter_context(self.watch(message.split()[1], Progress(), _note_bytes_read()))
         elif message.startswith("A cached execution "):
-            self._cached = True
+            self._is_cached = True
         elif message.startswith("Component ") and message.endswith(" is finished."):
-            self._shown.close()
-            seconds = time.monotonic() - self._started
-            self._say(f"{message.split()[1]:<18} {'cached' if self._cached else f'{seconds:.1f} s'}")
+            self._display.close()
+            seconds = time.monotonic() - self._started_s
+            self._say(f"{message.split()[1]:<18} {'cached' if self._is_cached else f'{seconds:.1f} s'}")
         elif message.startswith((WARNING, "continuing ")) or (self._verbose and record.name == "trainer.run_fn"):
             self._say(message)
 
     def close(self) -> None:
-        """Ends the display of a component that failed."""
-        self._shown.close()
+        """Ends the display, which is still open if a component failed."""
+        self._display.close()
         super().close()
 
 
-def _count_read() -> Callable[[], Progress]:
-    """Returns a function that tells how much this process has read since: components of TFX count nothing else."""
+def _note_bytes_read() -> Callable[[], Progress]:
+    """Returns a function whose result has a note with the bytes read since this call: components report no progress."""
     import psutil
 
     process = psutil.Process()
     try:
-        before = process.io_counters().read_chars
+        initial_bytes = process.io_counters().read_chars
     except (AttributeError, psutil.Error, RuntimeError):  # a kernel or a container without these counters
         return Progress
 
-    return lambda: Progress(note=f"{strings.size(process.io_counters().read_chars - before)} read")
+    return lambda: Progress(note=f"{strings.size(process.io_counters().read_chars - initial_bytes)} read")
 
 
 @contextlib.contextmanager
@@ -175,30 +175,30 @@ def _logging_to(path: str, progress: _Progress) -> Iterator[None]:
     from absl import logging as absl_logging
 
     root = logging.getLogger()
-    # These loggers have handlers or are silenced; without handlers they pass all lines to the root logger.
+    # These loggers have handlers or are silenced; without handlers, they pass all lines to the root logger.
     library_loggers = [
         absl_logging.get_absl_logger(),
         logging.getLogger("tensorflow"),
         logging.getLogger("apache_beam"),
     ]
-    states = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *library_loggers]]
+    previous_states = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *library_loggers]]
     file_handler = _LogFile(path, encoding="utf-8")
     file_handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root.handlers = [file_handler, progress]
-    shown = system.watch.set(progress.watch)
+    watch_token = system.watch.set(progress.watch)
     for logger in library_loggers:
         logger.handlers, logger.propagate = [], True
     for logger in [root, *library_loggers]:
         logger.setLevel(logging.INFO)
-    verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.INFO)  # the level alone would be reset when TFX parses its flags
+    previous_verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.INFO)  # otherwise TFX resets the level when it parses its flags
     try:
         yield
     finally:
         progress.close()
-        system.watch.reset(shown)
-        absl_logging.set_verbosity(verbosity)
+        system.watch.reset(watch_token)
+        absl_logging.set_verbosity(previous_verbosity)
         file_handler.close()
-        for logger, level, handlers, propagate in states:
+        for logger, level, handlers, propagate in previous_states:
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)

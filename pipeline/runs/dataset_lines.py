@@ -9,43 +9,43 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs.common import strings
-from beam_jobs.common.strings import listed, plural
+from beam_jobs.common.strings import name_list, plural
 
 if TYPE_CHECKING:
     from beam_jobs.dataset.manifest import Manifest
 
-_WIDTH = 13  # least width of the headings
+_WIDTH = 13  # smallest width of the headings, characters
 
 
 def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
     """Returns the heading and text of each line."""
     counts = dataset.counts
-    rejected, normalised = (
+    rejected_text, normalised_text = (
         ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         for reasons in (counts.rejects, counts.normalised)
     )
     return [
         ("images", f"{counts.found:,} found, {counts.written:,} written"),
-        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else "none"),
-        *([("re-encoded", f"{normalised}; as the trainer cannot read them")] if normalised else []),
+        ("rejected", f"{counts.rejected:,} ({rejected_text})" if counts.rejected else "none"),
+        *([("re-encoded", f"{normalised_text}; the trainer cannot read the originals")] if normalised_text else []),
         *([("hidden", dataset.remarks.hidden_text)] if dataset.remarks.hidden else []),
-        ("duplicates", _duplicates(dataset)),
-        *([("near duplicates", near)] if (near := _near_duplicates(dataset)) else []),
-        *([("classes", listed(dataset.labels))] if dataset.labels else []),
-        *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
+        ("duplicates", _duplicates_text(dataset)),
+        *([("near duplicates", near_text)] if (near_text := _near_duplicates_text(dataset)) else []),
+        *([("classes", name_list(dataset.labels))] if dataset.labels else []),
+        *((f"split {name}", _split_text(dataset, name)) for name in dataset.splits),
         *(("warning", line) for line in dataset.warnings),
     ]
 
 
-def aligned(lines: Sequence[tuple[str, str]], least: int = _WIDTH, columns: int = 0) -> str:
-    """Returns lines as text, with headings of one width, `least` or more, and wrapped at words.
+def aligned(lines: Sequence[tuple[str, str]], min_width: int = _WIDTH, columns: int = 0) -> str:
+    """Returns lines as text, with the headings padded to the same width, and the texts wrapped at words.
 
     Args:
       lines: headings and texts.
-      least: smallest width of the headings, characters.
-      columns: width of the text, characters; 0 is that of the terminal, and no limit without one.
+      min_width: smallest width of the headings, characters.
+      columns: width of a line, characters; 0 is the width of the terminal, or no limit without a terminal.
     """
-    width = max([least, *(1 + len(name) for name, _ in lines)])
+    width = max([min_width, *(1 + len(name) for name, _ in lines)])
     columns = columns or (shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize)
     wrapper = textwrap.TextWrapper(max(1, columns - width), break_long_words=False, break_on_hyphens=False)
     return "\n".join(
@@ -54,25 +54,25 @@ def aligned(lines: Sequence[tuple[str, str]], least: int = _WIDTH, columns: int 
     )
 
 
-def _duplicates(dataset: Manifest) -> str:
+def _duplicates_text(dataset: Manifest) -> str:
     counts = dataset.counts
     if not counts.duplicate_clusters:
         return "none"
     conflicts = f", label conflicts in {counts.label_conflicts:,}" if counts.label_conflicts else ""
     dropped = f", {counts.duplicates_dropped:,} dropped" if counts.duplicates_dropped else ""
-    sets = f"{plural(counts.duplicate_images, 'image')} in {plural(counts.duplicate_clusters, 'set')}"
-    return f"{sets}{dropped}{conflicts}"
+    clusters_text = f"{plural(counts.duplicate_images, 'image')} in {plural(counts.duplicate_clusters, 'set')}"
+    return f"{clusters_text}{dropped}{conflicts}"
 
 
-def _near_duplicates(dataset: Manifest) -> str:
+def _near_duplicates_text(dataset: Manifest) -> str:
     if dataset.options.get("near_duplicates", "off") == "off":
-        return "not looked for; --near-duplicates report looks for them"
+        return "not searched; --near-duplicates report searches for them"
     counts = dataset.counts
     dropped = f", {counts.near_dropped:,} dropped" if counts.near_dropped else ""
-    sets = f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
-    return sets if counts.near_clusters else ""
+    clusters_text = f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
+    return clusters_text if counts.near_clusters else ""
 
 
-def _split(dataset: Manifest, name: str) -> str:
-    info = dataset.splits[name]
-    return f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes"
+def _split_text(dataset: Manifest, name: str) -> str:
+    split = dataset.splits[name]
+    return f"{plural(split.records, 'image')}, {plural(len(split.shards), 'shard')}, {split.bytes:,} bytes"

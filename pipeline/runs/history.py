@@ -31,7 +31,7 @@ class Step:
       state: `complete`, `cached`, `failed` or another state of ML Metadata.
       seconds: time from the registration of the execution to its last change.
       outputs: output key -> directory.
-      properties: output key -> text properties of the artifact, custom ones only.
+      properties: output key -> custom text properties of the artifact.
     """
 
     component: str
@@ -46,10 +46,10 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
 
     Args:
       path: path of the database file.
-      write: whether to open it for changes. Otherwise no file is changed, so that a pipeline may use it meanwhile.
+      write: whether to open it for changes. Otherwise no file is changed, and a pipeline may use the database.
 
     Raises:
-      OptionError: the file cannot be read, is not a database of ML Metadata, or has another schema than the library.
+      OptionError: the file cannot be read, is not a database of ML Metadata, or has another version of the schema.
     """
     modes = pb.SqliteMetadataSourceConfig
     try:
@@ -104,7 +104,7 @@ def _connect(path: str, mode: int) -> MetadataStore:
 def _connect_to_copy(path: str) -> MetadataStore:
     """Opens a temporary copy of a database in which a killed run left an unfinished change.
 
-    SQLite rolls the change back when it opens the copy, which writes; the next run does so with the original.
+    SQLite rolls the change back when it opens the copy, which changes the file; the next run rolls back the original.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = os.path.join(directory, os.path.basename(path))
@@ -144,7 +144,7 @@ class Graph:
     Attributes:
       artifacts: artifact id -> artifact.
       executions: execution id -> execution.
-      producers: artifact id -> id of the execution that made it, never one that took it from the cache.
+      producers: artifact id -> id of the execution that made it, not of one that took it from the cache.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -152,21 +152,21 @@ class Graph:
         self.executions = {execution.id: execution for execution in store.get_executions()}
         self._inputs: dict[int, list[tuple[str, int]]] = defaultdict(list)
         self._outputs: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        self._nodes: dict[int, str] = {}
-        self._runs: dict[int, str] = {}
-        self._pipelines: dict[str, str] = {}
+        self._component_ids: dict[int, str] = {}
+        self._run_names: dict[int, str] = {}
+        self._pipeline_names: dict[str, str] = {}
         self.producers: dict[int, int] = {}
         events = store.get_events_by_execution_ids(list(self.executions)) if self.executions else []
         for event in sorted(events, key=lambda event: event.execution_id):
             self._add_event(event)
         for context in store.get_contexts_by_type("node"):
             for execution in store.get_executions_by_context(context.id):
-                self._nodes[execution.id] = context.name.rpartition(".")[2]
+                self._component_ids[execution.id] = context.name.rpartition(".")[2]
         for context in store.get_contexts_by_type("pipeline_run"):
             for parent in store.get_parent_contexts_by_context(context.id):
-                self._pipelines[context.name] = parent.name
+                self._pipeline_names[context.name] = parent.name
             for execution in store.get_executions_by_context(context.id):
-                self._runs[execution.id] = context.name
+                self._run_names[execution.id] = context.name
 
     def _add_event(self, event: pb.Event) -> None:
         key = event.path.steps[0].key if event.path.steps else ""
@@ -174,9 +174,8 @@ class Graph:
             self._inputs[event.execution_id].append((key, event.artifact_id))
         elif event.type == pb.Event.OUTPUT:
             self._outputs[event.execution_id].append((key, event.artifact_id))
-            self.producers.setdefault(
-                event.artifact_id, event.execution_id
-            )  # later events are of executions that took it from the cache
+            # Later events are of executions that took the artifact from the cache.
+            self.producers.setdefault(event.artifact_id, event.execution_id)
 
     def artifact_type(self, artifact: int) -> str:
         """Returns the type name of an artifact."""
@@ -184,39 +183,39 @@ class Graph:
 
     def run_name(self, execution: int) -> str:
         """Returns the name of the run of an execution; empty when it belongs to no run."""
-        return self._runs.get(execution, "")
+        return self._run_names.get(execution, "")
 
     def pipeline_name(self, run: str) -> str:
         """Returns the name of the pipeline of a run; empty when the run is not in the database."""
-        return self._pipelines.get(run, "")
+        return self._pipeline_names.get(run, "")
 
     def component_id(self, execution: int) -> str:
         """Returns the id of the component of an execution."""
-        return self._nodes.get(execution, "unknown")
+        return self._component_ids.get(execution, "unknown")
 
     def state_name(self, execution: int) -> str:
         """Returns the state of an execution in lower case."""
         return pb.Execution.State.Name(self.executions[execution].last_known_state).lower()
 
     def inputs(self, execution: int) -> ArtifactsByKey:
-        """Returns input key -> artifacts."""
+        """Returns input key -> ids of the artifacts that an execution read."""
         return _group_by_key(self._inputs[execution])
 
     def outputs(self, execution: int) -> ArtifactsByKey:
-        """Returns output key -> artifacts."""
+        """Returns output key -> ids of the artifacts that an execution wrote."""
         return _group_by_key(self._outputs[execution])
 
     def siblings(self, artifact: int) -> set[int]:
-        """Returns all outputs of the execution that made an artifact, the artifact included."""
+        """Returns the ids of all outputs of the execution that made an artifact, the artifact included."""
         producer = self.producers.get(artifact)
-        return {other for _, other in self._outputs[producer]} if producer else {artifact}
+        return {output for _, output in self._outputs[producer]} if producer else {artifact}
 
     def ancestors(self, starts: Iterable[int], expand: Callable[[int], bool]) -> set[int]:
-        """Returns artifacts and all artifacts that they were made from, directly or indirectly.
+        """Returns the ids of artifacts and of all artifacts that they were made from, directly or indirectly.
 
         Args:
           starts: ids of the artifacts to start from; their inputs are always followed.
-          expand: whether to follow the inputs of an artifact on the way, which itself is always returned.
+          expand: whether to follow the inputs of an ancestor; the ancestor itself is returned in any case.
         """
         ancestors = set(starts)
         queue = list(ancestors)
@@ -230,7 +229,7 @@ class Graph:
 
     def derived_outputs(self, run: str, inputs: set[int]) -> Iterator[int]:
         """Yields the outputs of the executions of a run that read any of the artifacts `inputs`."""
-        for execution, name in self._runs.items():
+        for execution, name in self._run_names.items():
             if name == run and inputs & {artifact for _, artifact in self._inputs[execution]}:
                 yield from (artifact for _, artifact in self._outputs[execution])
 
@@ -239,10 +238,10 @@ class Graph:
         outputs = {artifact for _, artifact in self._outputs[execution]}
         return any(
             name == run
-            and other != execution
-            and self.executions[other].last_known_state == pb.Execution.CACHED
-            and outputs & {artifact for _, artifact in self._outputs[other]}
-            for other, name in self._runs.items()
+            and other_execution != execution
+            and self.executions[other_execution].last_known_state == pb.Execution.CACHED
+            and outputs & {artifact for _, artifact in self._outputs[other_execution]}
+            for other_execution, name in self._run_names.items()
         )
 
 

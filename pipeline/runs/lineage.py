@@ -1,4 +1,4 @@
-"""Lineage: the artifacts and executions that a model was made from, in all runs that outputs were cached from."""
+"""Lineage: the artifacts and executions that a model was made from, also those of earlier runs in the cache."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from pipeline.runs.lineage_find import (
 )
 
 MADE, JUDGED, COMPARED = "made", "judged", "compared"
-_JUDGEMENTS = frozenset(
-    ("ModelBlessing", "ModelEvaluation", "InfraBlessing", "DatasetVerdict", "ExampleAnomalies")  # of TFX and our own
-)
-_SUBJECTS = frozenset(("Examples", "Model", "PushedModel"))  # types that are judged, and compared with
-_FINISHED = {"complete", "cached", "failed", "canceled"}
+_RESULT_TYPES = {"ModelBlessing", "ModelEvaluation", "InfraBlessing", "DatasetVerdict", "ExampleAnomalies"}  # of checks
+_SUBJECTS = frozenset(("Examples", "Model", "PushedModel"))  # types of artifacts that checks judge or compare with
+_FINISHED_STATES = {"complete", "cached", "failed", "canceled"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +37,8 @@ class Artifact:
     Attributes:
       id: id in ML Metadata.
       type: type name, such as `Examples`.
-      uri: path that it was written to.
-      maker: id of the execution that made it; None when that is not part of the lineage.
+      uri: path that the artifact was written to.
+      maker: id of the execution that made the artifact; None when this execution is not part of the lineage.
       role: `made`, the model was made from it; `judged`, a result of checking the model or its data; `compared`, an
         earlier model or dataset that a check compared them with, without its lineage.
       facts: name -> value that identifies the artifact; only `pushed_destination` is a path of this machine.
@@ -56,7 +54,7 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """One execution of a lineage: the one that did the work, not a later one that took it from the cache.
+    """One execution of a lineage: the one that made the outputs, not a later one that took them from the cache.
 
     Attributes:
       id: id in ML Metadata.
@@ -64,7 +62,7 @@ class Execution:
       type: class of the component.
       state: `complete`, or another state of ML Metadata.
       cached: whether the run that made the model took the result from the cache.
-      run: name of the run that did the work.
+      run: name of the run that made the outputs.
       started_ms: start time in milliseconds since the epoch.
       seconds: duration.
       code: version of the code, from the parameters; empty when they have none.
@@ -93,8 +91,8 @@ class Lineage:
 
     Attributes:
       model: id of the artifact whose lineage this is.
-      pipeline: name of the pipeline that made it.
-      run: name of the run that made it.
+      pipeline: name of the pipeline that made the artifact.
+      run: name of the run that made the artifact.
       artifacts: artifacts in order of creation.
       executions: executions in order of their start.
     """
@@ -109,15 +107,15 @@ class Lineage:
         """Returns the graph: nodes, and edges from inputs to executions and from executions to outputs."""
         artifact_ids = {artifact.id for artifact in self.artifacts}
         edges = [
-            {"from": f"artifact:{number}", "to": f"execution:{execution.id}", "key": key}
+            {"from": f"artifact:{artifact_id}", "to": f"execution:{execution.id}", "key": key}
             for execution in self.executions
-            for key, number in _key_id_pairs(execution.inputs)
-            if number in artifact_ids
+            for key, artifact_id in _key_id_pairs(execution.inputs)
+            if artifact_id in artifact_ids
         ] + [
-            {"from": f"execution:{execution.id}", "to": f"artifact:{number}", "key": key}
+            {"from": f"execution:{execution.id}", "to": f"artifact:{artifact_id}", "key": key}
             for execution in self.executions
-            for key, number in _key_id_pairs(execution.outputs)
-            if number in artifact_ids
+            for key, artifact_id in _key_id_pairs(execution.outputs)
+            if artifact_id in artifact_ids
         ]
         return {
             "model": self.model,
@@ -135,23 +133,24 @@ def trace(store: MetadataStore, model: int, locate: Locate = recorded_path, run:
     Args:
       store: open database.
       model: id of an artifact of any type; see `lineage_find.find`.
-      locate: recorded path -> current path, where the properties are read from the files.
-      run: name of the run whose verdicts are included; empty is the run that made the artifact.
+      locate: function: recorded path -> current path, for properties that are read from files.
+      run: name of the run whose check results are included; empty selects the run that made the artifact.
     """
     graph = Graph(store)
     run = run or graph.run_name(graph.producers.get(model, 0))
-    made = graph.ancestors([model], expand=lambda artifact: graph.artifact_type(artifact) not in _JUDGEMENTS)
-    judgements = {artifact for artifact in made if graph.artifact_type(artifact) in _JUDGEMENTS} - {model}
-    made -= judgements
-    # The verdict of the gate is no input of the model.
-    outputs = set(graph.derived_outputs(run, made)) - {model}
-    judgements |= {artifact for artifact in outputs if graph.artifact_type(artifact) in _JUDGEMENTS}
-    judgements |= {sibling for artifact in judgements for sibling in graph.siblings(artifact)}
+    ancestors = graph.ancestors([model], expand=lambda artifact: graph.artifact_type(artifact) not in _RESULT_TYPES)
+    check_results = {artifact for artifact in ancestors if graph.artifact_type(artifact) in _RESULT_TYPES} - {model}
+    ancestors -= check_results
+    # The result of the gate (`DatasetVerdict`) is not an input of the model, and so not among the ancestors.
+    outputs = set(graph.derived_outputs(run, ancestors)) - {model}
+    check_results |= {artifact for artifact in outputs if graph.artifact_type(artifact) in _RESULT_TYPES}
+    check_results |= {sibling for artifact in check_results for sibling in graph.siblings(artifact)}
     # Includes statistics and anomalies, but not the lineage of another model or dataset.
-    checks = graph.ancestors(judgements, expand=lambda artifact: graph.artifact_type(artifact) not in _SUBJECTS) - made
-    roles = dict.fromkeys(made, MADE)
+    checks = graph.ancestors(check_results, lambda artifact: graph.artifact_type(artifact) not in _SUBJECTS) - ancestors
+    roles = dict.fromkeys(ancestors, MADE)
     roles |= {artifact: COMPARED if graph.artifact_type(artifact) in _SUBJECTS else JUDGED for artifact in checks}
-    producers = {graph.producers[item] for item, role in roles.items() if role != COMPARED and item in graph.producers}
+    traced = {artifact for artifact, role in roles.items() if role != COMPARED}
+    producers = {graph.producers[artifact] for artifact in traced & graph.producers.keys()}
     return Lineage(
         model=model,
         pipeline=graph.pipeline_name(run),
@@ -162,23 +161,19 @@ def trace(store: MetadataStore, model: int, locate: Locate = recorded_path, run:
 
 
 def run_details(store: MetadataStore, pipeline: str = "") -> RunDetails:
-    """Returns the details of the newest run for the report, without paths; of an unfinished run, its finished steps.
+    """Returns the details of the newest run for the report, without paths and unfinished steps.
 
     Args:
       store: open database.
       pipeline: name of the pipeline; empty selects all.
     """
-    steps = history.newest_run(store, pipeline).values()
+    steps = [step for step in history.newest_run(store, pipeline).values() if step.state in _FINISHED_STATES]
     executions = history.newest_executions(store, pipeline)
     subject = _select_subject(store, executions)
     run = Graph(store).run_name(executions[-1].id) if executions else ""
     lineage = trace(store, subject, run=run) if subject is not None else None
     return RunDetails(
-        steps=tuple(
-            StepDetail(component=step.component, state=step.state, seconds=step.seconds)
-            for step in steps
-            if step.state in _FINISHED
-        ),
+        steps=tuple(StepDetail(component=step.component, state=step.state, seconds=step.seconds) for step in steps),
         artifacts=tuple(_artifact_details(lineage)) if lineage else (),
     )
 
@@ -188,7 +183,7 @@ def _artifact_details(lineage: Lineage) -> Iterator[ArtifactDetail]:
     artifact_ids = {artifact.id for artifact in lineage.artifacts}
     for artifact in lineage.artifacts:
         producer = executions.get(artifact.maker or 0)
-        inputs = {number for _, number in _key_id_pairs(producer.inputs) if number in artifact_ids} if producer else ()
+        inputs = {number for _, number in _key_id_pairs(producer.inputs)} & artifact_ids if producer else ()
         code = {"code": producer.code} if producer and producer.code else {}
         yield ArtifactDetail(
             id=artifact.id,
@@ -199,11 +194,11 @@ def _artifact_details(lineage: Lineage) -> Iterator[ArtifactDetail]:
         )
 
 
-def _artifact(graph: Graph, number: int, role: str, locate: Locate) -> Artifact:
-    artifact = graph.artifacts[number]
-    producer = graph.producers.get(number)
+def _artifact(graph: Graph, artifact_id: int, role: str, locate: Locate) -> Artifact:
+    artifact = graph.artifacts[artifact_id]
+    producer = graph.producers.get(artifact_id)
     return Artifact(
-        id=number,
+        id=artifact_id,
         type=artifact.type,
         uri=artifact.uri,
         maker=None if role == COMPARED else producer,
@@ -212,48 +207,48 @@ def _artifact(graph: Graph, number: int, role: str, locate: Locate) -> Artifact:
     )
 
 
-def _execution(graph: Graph, number: int, run: str) -> Execution:
-    execution = graph.executions[number]
+def _execution(graph: Graph, execution_id: int, run: str) -> Execution:
+    execution = graph.executions[execution_id]
     parameters = decode_parameters(execution)
     return Execution(
-        id=number,
-        component=graph.component_id(number),
+        id=execution_id,
+        component=graph.component_id(execution_id),
         type=execution.type,
-        state=graph.state_name(number),
-        cached=graph.was_cached(number, run),
-        run=graph.run_name(number),
+        state=graph.state_name(execution_id),
+        cached=graph.was_cached(execution_id, run),
+        run=graph.run_name(execution_id),
         started_ms=execution.create_time_since_epoch,
         seconds=(execution.last_update_time_since_epoch - execution.create_time_since_epoch) / 1000,
         code=code_parameter(parameters),
         parameters=parameters,
-        inputs=graph.inputs(number),
-        outputs=graph.outputs(number),
+        inputs=graph.inputs(execution_id),
+        outputs=graph.outputs(execution_id),
     )
 
 
 def _select_subject(store: MetadataStore, executions: Iterable[pb.Execution]) -> int | None:
-    """Returns the id of the pushed model of a run, else of its model, else of its dataset."""
-    numbers = [execution.id for execution in executions]
-    events = store.get_events_by_execution_ids(numbers) if numbers else []
+    """Returns the id of the pushed model of a run, else of its model, else of its dataset, else None."""
+    execution_ids = [execution.id for execution in executions]
+    events = store.get_events_by_execution_ids(execution_ids) if execution_ids else []
     outputs = {event.artifact_id for event in events if event.type == pb.Event.OUTPUT}
     artifacts = store.get_artifacts_by_id(sorted(outputs)) if outputs else []
-    for kind in ("PushedModel", "Model", "Examples"):
-        if candidates := [artifact.id for artifact in artifacts if artifact.type == kind]:
+    for type_name in ("PushedModel", "Model", "Examples"):
+        if candidates := [artifact.id for artifact in artifacts if artifact.type == type_name]:
             return max(candidates)
     return None
 
 
 def _key_id_pairs(artifacts_by_key: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    return ((key, number) for key, numbers in artifacts_by_key.items() for number in numbers)
+    return ((key, artifact_id) for key, artifact_ids in artifacts_by_key.items() for artifact_id in artifact_ids)
 
 
 _WIDTH = 100
 _LABEL_WIDTH = 26  # columns of the label of a line
 _DIGEST_DIGITS = 16
-_MAX_VALUE_CHARS = 60  # longer parameters are left out
+_MAX_VALUE_CHARS = 60  # longer parameters are not printed
 _MAX_PARAMETERS = 6  # of a component that `_MAIN_PARAMETERS` does not list
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # between name and value, until the text is wrapped
-_HEX = frozenset("0123456789abcdef")
+_HEX_DIGITS = frozenset("0123456789abcdef")
 # Kind of threshold -> text.
 _BOUNDS = {
     "lower_bound": "at least",
@@ -261,7 +256,7 @@ _BOUNDS = {
     "absolute": "against the baseline",
     "relative": "of the baseline",
 }
-_NAMES = {"dataset_digest": "digest", "input_fingerprint": "fingerprint", "pushed_destination": "at"}
+_LABELS = {"dataset_digest": "digest", "input_fingerprint": "fingerprint", "pushed_destination": "at"}  # in the text
 # Component -> names of the main parameters; a name includes all names below it.
 _MAIN_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "ImageExampleGen": (
@@ -283,7 +278,7 @@ _MAIN_PARAMETERS: Mapping[str, tuple[str, ...]] = {
         *("custom_config.trainer.train", "custom_config.trainer.input.image_side_px"),
         *("custom_config.trainer.input.batch_size", "custom_config.trainer.input.seed"),
     ),
-    "Evaluator": ("example_splits",),  # and the thresholds
+    "Evaluator": ("example_splits",),  # `_thresholds` adds the thresholds
     "Pusher": (),
 }
 
@@ -294,7 +289,7 @@ def text(lineage: Lineage, model: str, note: str = "") -> str:
     Args:
       lineage: the lineage of an artifact.
       model: directory of the model, for the first line.
-      note: remark behind it; empty for none.
+      note: remark about the model; empty for none.
     """
     artifacts = {artifact.id: artifact for artifact in lineage.artifacts}
     codes = {execution.code for execution in lineage.executions if execution.code}
@@ -311,31 +306,32 @@ def _execution_lines(execution: Execution, artifacts: Mapping[int, Artifact], wi
     started = datetime.datetime.fromtimestamp(execution.started_ms / 1000, datetime.timezone.utc)
     state = "cached" if execution.cached else execution.state
     yield f"{execution.component:<{_LABEL_WIDTH}}{started:%Y-%m-%d %H:%M:%S} UTC {execution.seconds:>9.1f} s   {state}"
-    inputs = [artifacts[number] for _, number in _key_id_pairs(execution.inputs) if number in artifacts]
+    inputs = [artifacts[artifact_id] for _, artifact_id in _key_id_pairs(execution.inputs) if artifact_id in artifacts]
     yield from _wrap_line("from", ", ".join(_describe_input(artifact) for artifact in inputs))
     yield from _wrap_line("with", _join_pairs(_main_parameters(execution)))
     if with_code:
         yield from _wrap_line("code", execution.code)
-    for _, number in _key_id_pairs(execution.outputs):
-        if number in artifacts:
-            artifact = artifacts[number]
-            properties = {_NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items()}
-            yield from _wrap_line(f"{artifact.type} #{number}", _join_pairs(properties), always=True)
+    for _, artifact_id in _key_id_pairs(execution.outputs):
+        if artifact_id in artifacts:
+            artifact = artifacts[artifact_id]
+            properties = {_LABELS.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items()}
+            yield from _wrap_line(f"{artifact.type} #{artifact_id}", _join_pairs(properties), always=True)
 
 
 def _describe_input(artifact: Artifact) -> str:
     if artifact.role != COMPARED:
         return f"{artifact.type} #{artifact.id}"
     properties = {
-        _NAMES.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items() if name in _IDENTITY
+        _LABELS.get(name, name): _shorten_digest(value) for name, value in artifact.facts.items() if name in _IDENTITY
     }
-    return f"{artifact.type} #{artifact.id}, to compare with" + (f" ({_join_pairs(properties)})" if properties else "")
+    return f"{artifact.type} #{artifact.id}, for comparison" + (f" ({_join_pairs(properties)})" if properties else "")
 
 
-_IDENTITY = ("dataset_digest", "span", "sha256")
+_IDENTITY = ("dataset_digest", "span", "sha256")  # properties to print of an artifact with the role `compared`
 
 
 def _wrap_line(label: str, value: str, always: bool = False) -> list[str]:
+    """Returns a labelled value as wrapped lines; no line for an empty value, unless `always`."""
     if not value and not always:
         return []
     # A path or digest is never broken, even if it is wider than the terminal.
@@ -354,7 +350,7 @@ def _join_pairs(values: Mapping[str, str]) -> str:
 
 
 def _shorten_digest(value: str) -> str:
-    return value[:_DIGEST_DIGITS] if len(value) > _DIGEST_DIGITS and set(value) <= _HEX else value
+    return value[:_DIGEST_DIGITS] if len(value) > _DIGEST_DIGITS and set(value) <= _HEX_DIGITS else value
 
 
 def _main_parameters(execution: Execution) -> dict[str, str]:
@@ -362,8 +358,8 @@ def _main_parameters(execution: Execution) -> dict[str, str]:
     leaves = dict(_leaves(execution.parameters))
     prefixes = _MAIN_PARAMETERS.get(execution.component)
     if prefixes is None:
-        short = {name: value for name, value in leaves.items() if len(value) <= _MAX_VALUE_CHARS}
-        return dict(list(short.items())[:_MAX_PARAMETERS])
+        short_values = {name: value for name, value in leaves.items() if len(value) <= _MAX_VALUE_CHARS}
+        return dict(list(short_values.items())[:_MAX_PARAMETERS])
     parameters: dict[str, str] = dict(_thresholds(execution.parameters.get("eval_config")))
     for prefix in prefixes:
         for name, value in leaves.items():
@@ -372,9 +368,9 @@ def _main_parameters(execution: Execution) -> dict[str, str]:
     return parameters
 
 
-def _thresholds(evaluation: Any) -> Iterator[tuple[str, str]]:
-    """Yields name, of metric and bound, and value of every threshold in a configuration of TFMA."""
-    specs = evaluation.get("metrics_specs", []) if isinstance(evaluation, Mapping) else []
+def _thresholds(evaluation_config: Any) -> Iterator[tuple[str, str]]:
+    """Yields the name (metric and bound) and the value of every threshold in a configuration of TFMA."""
+    specs = evaluation_config.get("metrics_specs", []) if isinstance(evaluation_config, Mapping) else []
     for metric in (metric for spec in specs for metric in spec.get("metrics", [])):
         for name, value in _leaves(metric):
             if (bound := name.rpartition(".")[2]) in _BOUNDS:

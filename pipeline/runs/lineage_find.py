@@ -27,12 +27,12 @@ DESTINATION = "pushed_destination"
 SERVING_DIR = "Format-Serving"  # subdirectory of a `Model` artifact of TFX
 # Copies of names in components, whose import would load TFX.
 _SCHEMA_NAME, _VERDICT_NAME = "schema.pbtxt", "verdict.json"
-_HOMES = ("home", "Users", "root")  # directories that hold home directories, or are one
-_FILES = "files"  # name of the property that files are removed or unreadable
+_HOMES = ("home", "Users", "root")  # parents of home directories, and the home of root
+_FILES = "files"  # name of the property for removed or unreadable files
 
 
 @dataclass(frozen=True)
-class _Artifact:
+class _ArtifactRecord:
     """The current path of an artifact, its properties, and the parameters of the execution that made it."""
 
     path: str
@@ -60,31 +60,31 @@ def identifying_properties(artifact: pb.Artifact, producer: pb.Execution | None,
     """
     all_properties = [*artifact.properties.items(), *artifact.custom_properties.items()]
     properties = {name: _property_value(value) for name, value in all_properties}
-    record = _Artifact(locate(artifact.uri), properties, decode_parameters(producer) if producer else {})
+    record = _ArtifactRecord(locate(artifact.uri), properties, decode_parameters(producer) if producer else {})
     reader, property_names = _READERS.get(artifact.type, (None, ()))
     identifying = {name: str(properties[name]) for name in property_names if properties.get(name) not in (None, "")}
     try:
-        identifying.update(reader(record) if reader else ())  # keeps those before an error
+        identifying.update(reader(record) if reader else ())  # an error keeps the properties before it
     except (OSError, ValueError, FeedlineError):
         identifying[_FILES] = "unreadable" if os.path.exists(record.path) else "removed"
     return identifying
 
 
 def decode_parameters(execution: pb.Execution) -> dict[str, Any]:
-    """Returns parameter -> value, JSON decoded, without empty values."""
+    """Returns parameter -> value, JSON decoded, without empty values and internal properties of TFX (`__NAME`)."""
     values = {name: _decode_json(_property_value(value)) for name, value in sorted(execution.custom_properties.items())}
     return {name: value for name, value in values.items() if value not in (None, "", [], {}) and name[:2] != "__"}
 
 
 def code_parameter(parameters: Mapping[str, Any]) -> str:
     """Returns the version of the code in the parameters of an execution, such as `0.1.0+3f9c0d1e`; empty for none."""
-    custom = parameters.get("custom_config")
-    version = parameters.get("code") or (custom.get("code") if isinstance(custom, dict) else "")
+    custom_config = parameters.get("custom_config")
+    version = parameters.get("code") or (custom_config.get("code") if isinstance(custom_config, dict) else "")
     return str(version or str(parameters.get("producer", "")).partition(",")[0])
 
 
 def source_name(parameters: Mapping[str, Any]) -> str:
-    """Returns a name for the source of a dataset: the last part of a local path, all of a remote one.
+    """Returns a name for the source of a dataset: the last part of a local path, or a complete remote path.
 
     The name of a pattern such as `/data/photos/{SPAN}/v{VERSION}` is `photos/{SPAN}/v{VERSION}`.
     """
@@ -92,10 +92,10 @@ def source_name(parameters: Mapping[str, Any]) -> str:
     source = str(parameters.get("dataset") or (options.get("source", "") if isinstance(options, dict) else ""))
     if storage.is_remote(source):
         return source
-    fixed, brace, pattern = source.rstrip("/").partition("{")
-    parent, _, name = fixed.rpartition("/")
+    prefix, brace, pattern = source.rstrip("/").partition("{")
+    parent, _, name = prefix.rpartition("/")
     folder = os.path.basename(parent)
-    if os.path.basename(os.path.dirname(parent)) in _HOMES or folder in _HOMES:  # the name of a person
+    if os.path.basename(os.path.dirname(parent)) in _HOMES or folder in _HOMES:  # the name of a user is private
         folder = "…"
     return (f"{folder}/{name}" if brace else name) + brace + pattern
 
@@ -124,23 +124,23 @@ def tree_files(directory: str) -> dict[str, int]:
     return {os.path.relpath(path, directory): os.path.getsize(path) for path in paths}
 
 
-def _examples(record: _Artifact) -> Properties:
+def _examples_properties(record: _ArtifactRecord) -> Properties:
     if source := source_name(record.parameters):
         yield "source", source
     dataset = manifest.load(record.path)
-    if record.properties.get("dataset_digest", dataset.digest) != dataset.digest:  # given by --dataset, and replaced
+    if record.properties.get("dataset_digest", dataset.digest) != dataset.digest:  # an adopted dataset was changed
         return
     yield "splits", " ".join(f"{name}={split.records:,}" for name, split in dataset.splits.items())
 
 
-def _schema(record: _Artifact) -> Properties:
+def _schema_properties(record: _ArtifactRecord) -> Properties:
     text = record.parameters.get("schema_text")
     yield "origin", "reviewed" if text else "inferred"
     data = text.encode() if isinstance(text, str) else storage.read_bytes(os.path.join(record.path, _SCHEMA_NAME))
     yield "sha256", hashlib.sha256(data).hexdigest()
 
 
-def _verdict(record: _Artifact) -> Properties:
+def _verdict_properties(record: _ArtifactRecord) -> Properties:
     verdict = storage.read_json(os.path.join(record.path, _VERDICT_NAME))
     checks = [finding["check"] for finding in verdict.get("findings", [])]
     remarks = f" with {plural(count, 'remark')}" if (count := len(verdict.get("remarks", []))) else ""
@@ -148,40 +148,40 @@ def _verdict(record: _Artifact) -> Properties:
     yield "anomalies", " ".join(f"{split}={count}" for split, count in verdict.get("anomalies", {}).items())
 
 
-def _blessing(record: _Artifact) -> Properties:
+def _blessing_properties(record: _ArtifactRecord) -> Properties:
     yield "blessed", "yes" if record.properties.get("blessed") else "no"
 
 
-def _model(record: _Artifact) -> Properties:
+def _model_properties(record: _ArtifactRecord) -> Properties:
     yield "sha256", tree_digest(os.path.join(record.path, SERVING_DIR))
 
 
-def _pushed(record: _Artifact) -> Properties:
+def _pushed_model_properties(record: _ArtifactRecord) -> Properties:
     yield "pushed", "yes" if record.properties.get("pushed") else "no"
     if record.properties.get("pushed"):
         yield "sha256", tree_digest(record.path)
 
 
-def _tree(record: _Artifact) -> Properties:
+def _directory_properties(record: _ArtifactRecord) -> Properties:
     yield "sha256", tree_digest(record.path)
 
 
 # Type -> the reader of its files, and the names of the properties to add.
-_READERS: Mapping[str, tuple[Callable[[_Artifact], Properties], tuple[str, ...]]] = {
-    "Examples": (_examples, ("dataset_digest", "span", "version", "input_fingerprint")),
-    "Schema": (_schema, ()),
-    "DatasetVerdict": (_verdict, ("dataset_digest",)),
-    "TransformGraph": (_tree, ()),
-    "Model": (_model, ()),
-    "ModelEvaluation": (_tree, ()),
-    "ModelBlessing": (_blessing, ()),
-    "PushedModel": (_pushed, ("pushed_version", DESTINATION)),
+_READERS: Mapping[str, tuple[Callable[[_ArtifactRecord], Properties], tuple[str, ...]]] = {
+    "Examples": (_examples_properties, ("dataset_digest", "span", "version", "input_fingerprint")),
+    "Schema": (_schema_properties, ()),
+    "DatasetVerdict": (_verdict_properties, ("dataset_digest",)),
+    "TransformGraph": (_directory_properties, ()),
+    "Model": (_model_properties, ()),
+    "ModelEvaluation": (_directory_properties, ()),
+    "ModelBlessing": (_blessing_properties, ()),
+    "PushedModel": (_pushed_model_properties, ("pushed_version", DESTINATION)),
 }
 
 
 def _property_value(value: pb.Value) -> Any:
-    kind = value.WhichOneof("value")
-    return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
+    field = value.WhichOneof("value")
+    return getattr(value, field) if field in ("string_value", "int_value", "double_value", "bool_value") else None
 
 
 def _decode_json(value: Any) -> Any:
@@ -217,14 +217,14 @@ def find_root(model: str, root: str = "") -> str:
 
     Args:
       model: directory of the model.
-      root: the root, to check only; empty searches the directories above the model.
+      root: the root, which is only checked; empty searches the directories above the model.
 
     Raises:
-      SourceError: no such directory holds a database.
+      SourceError: the root, or every directory above the model, is without a database.
     """
     if root:
         if not os.path.isfile(os.path.join(root, DATABASE_NAME)):
-            raise SourceError(f"--root {root} holds no {DATABASE_NAME}; give the root of a `feedline run`")
+            raise SourceError(f"--root {root} contains no {DATABASE_NAME}; give the root of a `feedline run`")
         return os.path.realpath(root)
     path = os.path.realpath(model)
     while not os.path.isfile(os.path.join(path, DATABASE_NAME)):
@@ -260,7 +260,7 @@ def locator(root: str) -> Locate:
 
 
 def find(store: MetadataStore, model: str, root: str) -> Match:
-    """Finds the artifact of a directory, or of the original of a copied one.
+    """Finds the artifact of a directory, or of the directory that it is a copy of.
 
     Args:
       store: database of the pipeline.
@@ -268,7 +268,7 @@ def find(store: MetadataStore, model: str, root: str) -> Match:
       root: root of the pipeline.
 
     Raises:
-      SourceError: the directory does not exist, or the database does not know it.
+      SourceError: the directory does not exist, or the database has no artifact with this directory or content.
     """
     path = os.path.realpath(model_dir(model))
     artifacts = sorted(store.get_artifacts(), key=lambda artifact: -artifact.id)
@@ -278,10 +278,11 @@ def find(store: MetadataStore, model: str, root: str) -> Match:
         raise SourceError(f"there is no model {model}{_suggest_models(artifacts, root)}")
     if match := _match_content(artifacts, path, locator(root)):
         return match
-    raise SourceError(f"{os.path.join(root, DATABASE_NAME)} does not know {model}{_suggest_models(artifacts, root)}")
+    raise SourceError(f"{os.path.join(root, DATABASE_NAME)} has no artifact {model}{_suggest_models(artifacts, root)}")
 
 
 def _match_path(artifacts: list[pb.Artifact], path: str, root: str) -> Match | None:
+    """Returns the artifact whose directory is or contains the path, also after the root was moved; else None."""
     relative = os.path.relpath(path, root)
     for artifact in artifacts:
         for location in _locations(artifact):
@@ -295,20 +296,21 @@ def _match_path(artifacts: list[pb.Artifact], path: str, root: str) -> Match | N
 
 
 def _match_content(artifacts: list[pb.Artifact], path: str, locate: Locate) -> Match | None:
+    """Returns the newest model whose files are equal to those of the path, else None."""
     files = tree_files(path)
     for artifact in artifacts:
         if artifact.type not in ("PushedModel", "Model") or not files:
             continue
         for location in _locations(artifact):
-            original = os.path.join(locate(location), SERVING_DIR if artifact.type == "Model" else "")
-            if os.path.isdir(original) and _has_same_files(files, path, original):
-                return Match(artifact=artifact.id, note=f"it is a copy of {original.rstrip(os.sep)}")
+            original_dir = os.path.join(locate(location), SERVING_DIR if artifact.type == "Model" else "")
+            if os.path.isdir(original_dir) and _has_same_files(files, path, original_dir):
+                return Match(artifact=artifact.id, note=f"it is a copy of {original_dir.rstrip(os.sep)}")
     return None
 
 
-def _has_same_files(files: dict[str, int], path: str, original: str) -> bool:
-    return files == tree_files(original) and all(
-        storage.digest(os.path.join(path, name)) == storage.digest(os.path.join(original, name)) for name in files
+def _has_same_files(files: dict[str, int], path: str, original_dir: str) -> bool:
+    return files == tree_files(original_dir) and all(
+        storage.digest(os.path.join(path, name)) == storage.digest(os.path.join(original_dir, name)) for name in files
     )
 
 
@@ -320,8 +322,8 @@ def _locations(artifact: pb.Artifact) -> Iterator[str]:
 
 
 def _suggest_models(artifacts: list[pb.Artifact], root: str) -> str:
-    pushed = [artifact.custom_properties[DESTINATION].string_value for artifact in artifacts]
-    names = list(dict.fromkeys(os.path.basename(location) for location in pushed if location))
+    destinations = [artifact.custom_properties[DESTINATION].string_value for artifact in artifacts]
+    names = list(dict.fromkeys(os.path.basename(location) for location in destinations if location))
     if not names:
-        return "; no model was pushed there yet"
-    return f"; it knows {some(names, _MAX_NAMES)} in {os.path.join(root, 'serving')}"
+        return f"; no model was pushed to {os.path.join(root, 'serving')} yet"
+    return f"; pushed models are {some(names, _MAX_NAMES)} in {os.path.join(root, 'serving')}"

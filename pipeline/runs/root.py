@@ -1,7 +1,7 @@
 """The root directory of a pipeline: its lock, removal of the outputs of failed runs, and the steps after a run.
 
-After a run of the components, under any orchestrator, follow the report, the summary and the copy of the schema, and a
-model whose pushed copy was removed is pushed again.
+After the components, under any orchestrator, `conclude` writes the report, copies an inferred schema, returns the
+summary of the run, and pushes the model again if its pushed copy was removed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def locked(root: str) -> Iterator[None]:
     """Locks a root against other runs while the block runs.
 
     Raises:
-      OptionError: another run uses the root, or it cannot be written.
+      OptionError: another run uses the root, or the root cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        refusal = f"root {root} is in use by another run: {lock.OWNER}; wait for its end, or choose another root"
+        message = f"root {root} is in use by another run: {lock.OWNER}; wait for its end, or choose another root"
         try:
-            stack.enter_context(lock.exclusive(os.path.join(root, LOCK_NAME), refusal))
+            stack.enter_context(lock.exclusive(os.path.join(root, LOCK_NAME), message))
         except OSError as error:
             raise OptionError(f"root {root} cannot be written: {error.strerror}; choose another --root") from error
         yield
 
 
 def check_free(root: str) -> None:
-    """Raises `OptionError` when another run uses a root, or it cannot be written. Does not lock it."""
+    """Raises `OptionError` when another run uses a root, or the root cannot be written. Does not lock it."""
     if os.path.isfile(os.path.join(root, LOCK_NAME)):
         with locked(root):
             pass
@@ -59,18 +59,18 @@ _SYSTEM_DIR = ".system"  # in which components and launchers of TFX exchange fil
 def exclusive_run(config: PipelineConfig) -> Iterator[None]:
     """Locks the root of a pipeline for one run, and removes the outputs of failed executions before and after it.
 
-    TFX itself lets two runs share a root, where they train twice and wait for each other's database; and it cleans up
-    after a component that raises, but not after one that is interrupted or killed.
+    TFX itself allows several runs in a root, which then repeat the training and block each other's database. It removes
+    the outputs of a component that raises, but not of one that is interrupted or killed.
 
     Args:
       config: configuration of the pipeline; its root exists.
 
     Raises:
-      OptionError: another run uses the root, or it holds artifacts of a lost database.
+      OptionError: another run uses the root, or it contains outputs that are not in the database.
     """
     with locked(config.root):
         _check_database(config)
-        unchanged.forget(config.root)
+        unchanged.remove_record(config.root)
         clear_failed(config)
         try:
             yield
@@ -82,15 +82,15 @@ def exclusive_run(config: PipelineConfig) -> Iterator[None]:
 
 
 def clear_failed(config: PipelineConfig) -> None:
-    """Removes outputs of failed executions, and marks executions that a killed run left running as failed.
+    """Removes outputs of failed executions, and marks unfinished executions of a killed run as failed.
 
-    Call it only while the root is locked. Files that a component keeps for its next attempt stay.
+    Call it only while the root is locked. Work directories of components are not removed.
     """
     from components.blessed_model import PARTIAL_PREFIX
     from pipeline.runs import history
 
-    for node in storage.list_dirs(config.artifacts_dir):
-        storage.remove_tree(os.path.join(config.artifacts_dir, node, _SYSTEM_DIR))
+    for component_id in storage.list_dirs(config.artifacts_dir):
+        storage.remove_tree(os.path.join(config.artifacts_dir, component_id, _SYSTEM_DIR))
     for name in storage.list_dirs(config.serving_dir):
         if name.startswith(PARTIAL_PREFIX):
             storage.remove_tree(os.path.join(config.serving_dir, name))
@@ -105,7 +105,7 @@ def clear_failed(config: PipelineConfig) -> None:
 
 
 def _check_database(config: PipelineConfig) -> None:
-    """Raises `OptionError` when output directories are of a lost database: TFX would reuse their numbers."""
+    """Raises `OptionError` when an output directory is not in the database: TFX would use its number again."""
     from pipeline.runs import history
 
     last_id = 0
@@ -115,7 +115,7 @@ def _check_database(config: PipelineConfig) -> None:
     for path, execution_id in _output_dirs(config.artifacts_dir):
         if execution_id > last_id:
             raise OptionError(
-                f"root {config.root} holds {os.path.relpath(path, config.root)}, which is not in its "
+                f"root {config.root} contains {os.path.relpath(path, config.root)}, which is not in its "
                 f"{os.path.basename(config.metadata_path)}; restore that file, remove "
                 f"{config.artifacts_dir}, or choose another root"
             )
@@ -135,10 +135,10 @@ def _fail_abandoned(store: MetadataStore) -> set[int]:
 
 
 def _output_dirs(artifacts_dir: str) -> Iterator[tuple[str, int]]:
-    """Yields path and execution id of every output directory, NODE/KEY/ID."""
-    for node in storage.list_dirs(artifacts_dir):
-        for key in storage.list_dirs(os.path.join(artifacts_dir, node)):
-            outputs = os.path.join(artifacts_dir, node, key)
+    """Yields path and execution id of every output directory, COMPONENT/KEY/ID."""
+    for component_id in storage.list_dirs(artifacts_dir):
+        for key in storage.list_dirs(os.path.join(artifacts_dir, component_id)):
+            outputs = os.path.join(artifacts_dir, component_id, key)
             for name in storage.list_dirs(outputs):
                 if name.isdigit():
                     yield os.path.join(outputs, name), int(name)
@@ -167,8 +167,8 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
     dataset = steps["ImageExampleGen"].outputs["examples"]
     rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
     say("writing the report")
-    page = write_report(config, store, steps, images)
-    summary = collect(steps, rates, page, copy_schema(config, steps), is_named=bool(config.schema))
+    report_path = write_report(config, store, steps, images)
+    summary = collect(steps, rates, report_path, copy_schema(config, steps), is_named=bool(config.schema))
     _restore_push(summary)
     return summary
 
@@ -183,7 +183,7 @@ def images_dir(config: PipelineConfig) -> str:
     return base if os.path.isdir(base) else ""
 
 
-def save_partial_report(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
+def save_partial_report(config: PipelineConfig, images: str, gate_failure: GateFailed, say: Say) -> None:
     """Writes the report and the schema of a run that the gate stopped, for the repair of the data."""
     from pipeline.runs.history import newest_run, open_store
     from pipeline.runs.summary import write_report
@@ -192,7 +192,7 @@ def save_partial_report(config: PipelineConfig, images: str, stopped: GateFailed
     try:
         steps = newest_run(store, config.name)
         copy_schema(config, steps)
-        say(f"the findings of the gate are in {write_report(config, store, steps, images, stopped.verdict)}")
+        say(f"the findings of the gate are in {write_report(config, store, steps, images, gate_failure.verdict)}")
     except (OSError, FeedlineError) as error:  # the caller raises the findings
         say(f"the report could not be written: {error}")
 
@@ -207,13 +207,13 @@ def copy_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
     if not step or "schema" not in step.outputs:
         return ""
     target = config.schema or os.path.join(config.root, SCHEMA_NAME)
-    if config.schema and os.path.exists(target):  # written by a user during the run
+    if config.schema and os.path.exists(target):  # a user wrote it during the run
         return target
-    inferred = os.path.join(step.outputs["schema"], "schema.pbtxt")
+    original = os.path.join(step.outputs["schema"], "schema.pbtxt")
     try:
-        storage.write_bytes(target, storage.read_bytes(inferred))
+        storage.write_bytes(target, storage.read_bytes(original))
     except OSError as error:
-        raise OptionError(f"schema {target} cannot be written: {error.strerror}; it is kept as {inferred}") from error
+        raise OptionError(f"schema {target} cannot be written: {error.strerror}; its original is {original}") from error
     return target
 
 

@@ -1,7 +1,7 @@
 """Handling of SIGINT and SIGTERM.
 
 The handler raises KeyboardInterrupt. Python drops an exception that is raised in a callback of the interpreter, such as
-a finaliser, so the signal is sent again; and a flag records it, which the program checks where it can stop.
+a finaliser, so the signal is sent again. A flag records it, too; the program checks the flag where it can stop.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # that of `typing`, whose import takes a third of the time until `hold` is called
+TYPE_CHECKING = False  # not imported: `typing` takes a third of the time until `hold` is called
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as shells have them
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as in shells
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RESEND_S = 0.01
 
 _received = 0  # number of the first signal; 0 before
-_stop_functions: list[Callable[[], None]] = []  # `child_python.stops`
-_exit_code: int | None = None  # set to end the process at once, after the exit functions
+_stop_functions: list[Callable[[], None]] = []  # `child_python.stop_functions`
+_exit_code: int | None = None  # if set, the process ends at once after the exit functions
 
 
 def hold() -> None:
@@ -36,12 +36,12 @@ def hold() -> None:
 
 
 def install() -> None:
-    """Handles SIGINT and SIGTERM; SIGINT too, because shells start background jobs with it ignored."""
+    """Handles SIGINT and SIGTERM; SIGINT too, because shells start background jobs that ignore SIGINT."""
     global _received, _stop_functions  # noqa: PLW0603 - signals are global to the process
     from beam_jobs.common import child_python
 
-    _stop_functions = child_python.stops
-    if signal.getsignal(signal.SIGTERM) is not _record:
+    _stop_functions = child_python.stop_functions
+    if signal.getsignal(signal.SIGTERM) is not _record:  # `hold` was not called: forget signals of earlier commands
         _received = 0
     sys.unraisablehook, sys.excepthook = _unraisable_hook, _exception_hook
     for number in _SIGNALS:
@@ -124,9 +124,9 @@ def _record(number: int, _: FrameType | None) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _record(number, frame)
-    for stop in _stop_functions:
+    for stop_function in _stop_functions:
         # `threading` takes locks that the interrupted code may hold.
-        _thread.start_new_thread(stop, ())
+        _thread.start_new_thread(stop_function, ())
     raise KeyboardInterrupt
 
 
@@ -134,8 +134,8 @@ def _unraisable_hook(unraisable: sys.UnraisableHookArgs) -> None:
     """Handles exceptions that no code can catch: sends the signal of an interruption again instead of printing it."""
     if _received and issubclass(unraisable.exc_type, KeyboardInterrupt):
         _resend()
-    # After an interruption, finalisers of half-made objects fail, which is ignored. TensorFlow frees functions after
-    # its modules are gone. The name is a literal, because names of this module may be gone, too.
+    # Ignores errors in finalisers of incomplete objects after an interruption. TensorFlow frees functions after its
+    # modules are deleted. The name is a literal, because variables of this module may be deleted, too.
     elif not _received and getattr(unraisable.object, "__qualname__", "") != "AtomicFunction.__del__":
         sys.__unraisablehook__(unraisable)
 

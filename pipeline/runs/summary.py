@@ -1,6 +1,6 @@
 """The results of a run: as plain values, as text for a terminal, and as the report in the root of the pipeline.
 
-The report is that of the component DatasetReport, with the steps and the lineage of the run.
+The report is the page of the component DatasetReport, with the steps and the lineage of the run added.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.runs.dataset_lines import aligned, dataset_lines
 from pipeline.runs.history import Step
 from pipeline.runs.lineage import run_details
 from pipeline.runs.lineage_find import SERVING_DIR
-from pipeline.runs.unchanged import Answer
+from pipeline.runs.unchanged import RunOutput
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
 from trainer.training.checkpoint import DIVERGED_NAME
 
-_INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
+_INFERRED = "inferred; review it, then give it with --schema, or set schema in pipeline.yaml:"
 _INFERRED_AS_NAMED = "inferred, because the file did not exist; review it before the next run, which uses it"
 _RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # never cached
 
@@ -49,14 +49,14 @@ class RunSummary:
       findings: findings of a gate that only reports, a sentence each.
       remarks: remarks of the gate, a sentence each.
       accuracy: accuracy on the held-back split.
-      largest_class_share: accuracy of always answering with the largest class, 0-1; None if not measured.
+      largest_class_share: accuracy of always predicting the largest class, 0-1; None if not measured.
       baseline: accuracy of the last blessed model on the same images; None without a comparison.
       blessed: whether the training succeeded and the accuracy reached its limits.
       refused: a sentence for each limit that the model missed.
       model_dir: directory of the pushed model; empty when it was not pushed.
       report: path of the HTML report.
       schema: path of the schema that was used.
-      schema_inferred: whether this pipeline inferred the schema, so that it needs a review.
+      schema_inferred: whether this pipeline inferred the schema, which then needs a review.
       schema_named: whether the configuration names the file of the schema.
       steps: component -> step.
       rates: images/s of the input pipeline and of the naive one.
@@ -102,12 +102,12 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
       is_named: whether the configuration names the file of the schema.
     """
     verdict = storage.read_json(os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME))
-    pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
+    model_dir = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir, model_run = steps["ImageExampleGen"].outputs["examples"], steps["Trainer"].outputs["model_run"]
     evaluator = steps["Evaluator"].outputs
-    diverged = os.path.join(steps["Trainer"].outputs["model"], SERVING_DIR, DIVERGED_NAME)
-    refused = (storage.read_bytes(diverged).decode(),) if os.path.exists(diverged) else ()
-    blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED")) and not refused
+    diverged_path = os.path.join(steps["Trainer"].outputs["model"], SERVING_DIR, DIVERGED_NAME)
+    training_failure = (storage.read_bytes(diverged_path).decode(),) if os.path.exists(diverged_path) else ()
+    is_blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED")) and not training_failure
     schema_step = steps.get("InferredSchema") or steps["ReviewedSchema"]
     dataset = manifest.load(dataset_dir)
     evaluation = load_evaluation(evaluator["evaluation"], dataset.labels)
@@ -120,9 +120,9 @@ def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, i
         accuracy=evaluation.overall,
         largest_class_share=evaluation.largest_class_share,
         baseline=evaluation.baseline,
-        blessed=blessed,
-        refused=(*refused, *evaluation.refused),
-        model_dir=pushed,
+        blessed=is_blessed,
+        refused=(*training_failure, *evaluation.refused),
+        model_dir=model_dir,
         report=report,
         schema=schema or os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
         schema_inferred="InferredSchema" in steps,
@@ -139,21 +139,21 @@ def text(summary: RunSummary) -> str:
     cached = [name for name, step in steps.items() if step.state == "cached"]
     rates = summary.rates
     share = summary.largest_class_share
-    largest = "" if share is None else f"; always the largest class gives {share:.4f}"
+    largest = "" if share is None else f"; always predicting the largest class: {share:.4f}"
     speed = f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"
     lines = [
         # The remarks include the warnings; verdicts of older releases have no remarks.
         *(line for line in dataset_lines(summary.dataset) if line[0] != "warning" or not summary.remarks),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
-        *_remarks(summary),
-        ("schema", _schema(summary)),
+        *_remark_lines(summary),
+        ("schema", _schema_text(summary)),
         ("", summary.schema),
-        ("accuracy", f"{_accuracy(summary.accuracy)}{largest}"),
-        *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
+        ("accuracy", f"{_accuracy_text(summary.accuracy)}{largest}"),
+        *([("before", _accuracy_text(summary.baseline))] if summary.baseline else []),
         ("input", speed),
         ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
-        ("cache", f"{len(cached)} of {len(steps)} components served from it"),
+        ("cache", f"{len(cached)} of {len(steps)} components taken from the cache"),
         ("dataset", summary.dataset_dir),
         ("report", summary.report),
         ("model", summary.model_dir or f"not pushed: {'; '.join(summary.refused)}"),
@@ -161,7 +161,7 @@ def text(summary: RunSummary) -> str:
     return aligned(lines)
 
 
-def _remarks(summary: RunSummary) -> list[tuple[str, str]]:
+def _remark_lines(summary: RunSummary) -> list[tuple[str, str]]:
     if not summary.remarks:
         return [] if summary.findings else [("gate", "passed")]
     count = plural(len(summary.remarks), "remark")
@@ -169,17 +169,17 @@ def _remarks(summary: RunSummary) -> list[tuple[str, str]]:
     return [heading, *(("remark", remark) for remark in summary.remarks)]
 
 
-def _schema(summary: RunSummary) -> str:
+def _schema_text(summary: RunSummary) -> str:
     if not summary.schema_inferred:
         return "as reviewed"
     return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
 
 
-def answer(summary: RunSummary) -> Answer:
-    """Returns what the command prints."""
+def run_output(summary: RunSummary) -> RunOutput:
+    """Returns the output of `feedline run`."""
     reasons = "; ".join(summary.refused)
     refusal = f"{reasons}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
-    return Answer(
+    return RunOutput(
         text=text(summary),
         values=summary.to_json(),
         refusal="" if summary.blessed else refusal,
@@ -187,15 +187,15 @@ def answer(summary: RunSummary) -> Answer:
     )
 
 
-def repeated(summary: RunSummary) -> Answer:
-    """Returns what the command prints when it runs again and nothing changed: every component is cached."""
+def unchanged_output(summary: RunSummary) -> RunOutput:
+    """Returns the output of `feedline run` for a later run in which nothing changed: every component is cached."""
     steps = {
         name: step if name in _RESOLVERS else replace(step, state="cached") for name, step in summary.steps.items()
     }
-    return answer(replace(summary, steps=steps))
+    return run_output(replace(summary, steps=steps))
 
 
-def _accuracy(accuracy: Accuracy) -> str:
+def _accuracy_text(accuracy: Accuracy) -> str:
     interval = f"95 % confidence interval {accuracy.low:.4f} to {accuracy.high:.4f}"
     return f"{accuracy.value:.4f}, {interval}, on {accuracy.images:,} images"
 
@@ -214,7 +214,7 @@ def write_report(
       store: database of the pipeline.
       steps: component -> step of the run.
       source: directory of the images, to show the rejected ones.
-      verdict: verdict of a gate that stopped the run; None reads the output of the gate.
+      verdict: content of `verdict.json` of a gate that stopped the run; None reads the file, if any.
 
     Returns:
       path of the page; empty when the run has no dataset.

@@ -1,1 +1,1 @@
-"""Settings of a pipeline: their layers, the names that are known, and their listing."""
+"""Settings of a pipeline: their layers, their known names, and their listing."""

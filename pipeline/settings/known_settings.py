@@ -91,7 +91,7 @@ def is_section(key: str) -> bool:
 
 
 def setting_type(path: KeyPath) -> Any:
-    """Returns the type of a setting; None for any other path."""
+    """Returns the type of the setting at a path; None if no setting is there."""
     section = ".".join(path[:-1])
     if section in TARGET_SECTIONS:
         return target_types(section).get(path[-1])
@@ -115,7 +115,7 @@ def resolve_setting(path: KeyPath, layer: str) -> str:
       layer: layer that sets it, for the error message.
 
     Raises:
-      OptionError: there is no such setting.
+      OptionError: the setting does not exist.
     """
     for depth, name in enumerate(path):
         section = ".".join(path[:depth])
@@ -130,7 +130,7 @@ def check_variable(name: str, path: KeyPath) -> None:
     """Checks that an environment variable names a setting.
 
     Raises:
-      OptionError: there is no such setting; the message gives the nearest variable.
+      OptionError: the setting does not exist; the message gives the nearest variable.
     """
     try:
         resolve_setting(path, name)
@@ -139,26 +139,27 @@ def check_variable(name: str, path: KeyPath) -> None:
         remedy = (
             f"did you mean {variable}?" if is_near else f"the nearest is {variable}; unset it if it is not for Feedline"
         )
-        raise OptionError(f"environment {name}: there is no setting of that name; {remedy}") from None
+        raise OptionError(f"environment {name}: there is no such setting; {remedy}") from None
 
 
 def _nearest_variables(name: str) -> tuple[str, bool]:
     """Returns the variables most similar to a name, and whether they are similar enough for a suggestion."""
-    target = _remove_underscores(name.removeprefix(PREFIX))
+    joined_name = _remove_underscores(name.removeprefix(PREFIX))
     variables = [variable for section in (*sections(), *TARGET_SECTIONS) for variable in _section_variables(section)]
     candidates: dict[str, list[str]] = {}
     for variable in variables:
         candidates.setdefault(_remove_underscores(variable), []).append(f"{PREFIX}{variable}")
-    for variable in variables:  # a complete name precedes the end of another one
-        end = _remove_underscores(variable.rpartition("__")[2])
-        if end not in map(_remove_underscores, variables):
-            candidates.setdefault(end, []).append(f"{PREFIX}{variable}")
-    near = difflib.get_close_matches(target, candidates, 1)
-    best = near or difflib.get_close_matches(target, candidates, 1, cutoff=0.0)
-    return " or ".join(candidates[best[0]]), bool(near)
+    for variable in variables:  # complete names have priority over the last parts of names
+        joined_ending = _remove_underscores(variable.rpartition("__")[2])
+        if joined_ending not in map(_remove_underscores, variables):
+            candidates.setdefault(joined_ending, []).append(f"{PREFIX}{variable}")
+    close_matches = difflib.get_close_matches(joined_name, candidates, 1)
+    nearest = close_matches or difflib.get_close_matches(joined_name, candidates, 1, cutoff=0.0)
+    return " or ".join(candidates[nearest[0]]), bool(close_matches)
 
 
 def _section_variables(section: str) -> Iterable[str]:
+    """Yields the environment variables of the settings in a section, without `PREFIX`."""
     for name in names(section):
         yield (f"{section}.{name}" if section else name).upper().replace(".", "__")
 
@@ -168,21 +169,23 @@ def _remove_underscores(name: str) -> str:
 
 
 def _subsections(cls: type, prefix: str) -> dict[str, type]:
+    """Returns dotted name -> dataclass of the sections in a dataclass, nested ones included."""
     subsections: dict[str, type] = {}
     for name, item in fields(cls).items():
         if item.section:
-            dotted = f"{prefix}{name}"
-            subsections |= {dotted: item.section, **_subsections(item.section, f"{dotted}.")}
+            dotted_name = f"{prefix}{name}"
+            subsections |= {dotted_name: item.section, **_subsections(item.section, f"{dotted_name}.")}
     return subsections
 
 
 def _unknown_message(section: str, name: str) -> str:
+    """Returns the message about an unknown setting of a section, with the nearest names of any section."""
     prefix = f"{section}." if section else ""
-    keys: dict[str, list[str]] = {}
-    for other in sections():
-        for other_name in names(other):
-            keys.setdefault(other_name, []).append(f"{other}.{other_name}" if other else other_name)
-    near = difflib.get_close_matches(name, keys, 1)
-    if difflib.get_close_matches(name, names(section), 1) or not near:
+    keys_by_name: dict[str, list[str]] = {}
+    for other_section in sections():
+        for other_name in names(other_section):
+            keys_by_name.setdefault(other_name, []).append(f"{other_section}.{other_name}".lstrip("."))
+    close_names = difflib.get_close_matches(name, keys_by_name, 1)
+    if difflib.get_close_matches(name, names(section), 1) or not close_names:
         return unknown("setting", name, names(section), prefix)
-    return f"there is no setting {f'{prefix}{name}'!r}; did you mean {' or '.join(keys[near[0]])}?"
+    return f"there is no setting {f'{prefix}{name}'!r}; did you mean {' or '.join(keys_by_name[close_names[0]])}?"

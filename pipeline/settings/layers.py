@@ -1,4 +1,4 @@
-"""Settings in layers: the file, the environment and the command line; the last layer that sets a key wins.
+"""Settings in layers: the file, the environment and the command line; later layers override earlier ones.
 
 The defaults are those of the dataclasses, which `configuration.build` fills in. `listing` shows all settings, with the
 layer of each value.
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from beam_jobs.common import strings, yaml_text
-from beam_jobs.common.settings import shown
+from beam_jobs.common.settings import as_yaml
 from beam_jobs.common.strings import hide_secrets
 from beam_jobs.common.yaml_text import one_line
 from beam_jobs.errors import OptionError, UsageError
@@ -55,7 +55,7 @@ class Settings:
 
     def layer(self, key: str) -> str:
         """Returns the layer of a setting, or all layers of a section; `default` when no layer sets it."""
-        layers = [layer for other, layer in self.origin.items() if f"{other}.".startswith(f"{key}.")]
+        layers = [layer for set_key, layer in self.origin.items() if f"{set_key}.".startswith(f"{key}.")]
         return ", ".join(dict.fromkeys(layers)) or "default"
 
     def build(self) -> PipelineConfig:
@@ -73,21 +73,21 @@ class Settings:
         try:
             yield
         except UsageError as error:
-            keys = [key for key in self._keys_at_fault(error) if self.layer(key) != "default"]
+            keys = [key for key in self._faulty_keys(error) if self.layer(key) != "default"]
             if keys:
                 origins = "; ".join(f"{key} from {self.layer(key)}" for key in keys)
                 error.args = (f"{error} ({origins})",)
             raise
 
-    def _keys_at_fault(self, error: UsageError) -> Sequence[str]:
+    def _faulty_keys(self, error: UsageError) -> Sequence[str]:
         """Returns the keys of an error, or the key whose name or value its message begins with."""
         if isinstance(error, OptionError) and error.keys:
             return error.keys
         message = str(error)
-        name = re.match(r"[\w.]+(?= is )|\w+(\.\w+)+(?=[ :])", message)
-        keys = [key for key in self.origin if name and f".{key}".endswith(f".{name.group()}")]
+        name_match = re.match(r"[\w.]+(?= is )|\w+(\.\w+)+(?=[ :])", message)
+        keys = [key for key in self.origin if name_match and f".{key}".endswith(f".{name_match.group()}")]
         keys = keys or [key for key in self.origin if _starts_with_value(message, key, self._get_value(key))]
-        return keys if len(keys) == 1 else ()  # two sections have a setting of that name
+        return keys if len(keys) == 1 else ()  # several keys fit: sections may have settings with the same name
 
     def _get_value(self, key: str) -> Any:
         node: Any = self.values
@@ -113,22 +113,21 @@ def gather(
       options: dotted key of `values` -> option name, such as `--epochs`.
 
     Raises:
-      OptionError: a layer cannot be read or sets an unknown setting; the message names both.
+      OptionError: a layer cannot be read or sets an unknown setting; the message names the layer.
     """
     settings = Settings()
     if config_path:
         for path, value in leaves((), configuration.load(config_path)):
             _set_value(settings, path, value, f"file {config_path}")
-    has_single_share = False
-    for path, value, layer in _overrides(
-        values, assignments, os.environ if environ is None else environ, options or {}
-    ):
+    sets_single_share = False
+    environ = os.environ if environ is None else environ
+    for path, value, layer in _overrides(values, assignments, environ, options or {}):
         _set_value(settings, path, value, layer)
         if ".".join(path[:2]) == _SPLITS:
-            has_single_share = len(path) > 2
+            sets_single_share = len(path) > 2  # of the last layer that sets shares
     with settings.annotate_errors():
         known_settings.check_targets(settings.values)
-        if has_single_share:
+        if sets_single_share:
             _check_shares(settings._get_value(_SPLITS))
     return settings
 
@@ -137,14 +136,14 @@ def _overrides(
     values: Mapping[str, Any], assignments: Sequence[str], environ: Mapping[str, str], options: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, Any, str]]:
     """Yields path, value and layer of the settings of the environment and the command line, lowest priority first."""
-    for name, prefix, setting in _environment_settings(environ):
-        for path, value in leaves(prefix, setting):
+    for name, setting_path, setting_value in _environment_settings(environ):
+        for path, value in leaves(setting_path, setting_value):
             yield path, value, f"environment {name}"
     for path, value in leaves((), values):
         option = options.get(".".join(path))
         yield path, value, f"option {option}" if option else "command line"
-    for prefix, setting in map(_parse_assignment, assignments):
-        for path, value in leaves(prefix, setting):
+    for setting_path, setting_value in map(_parse_assignment, assignments):
+        for path, value in leaves(setting_path, setting_value):
             yield path, value, "option --set"
 
 
@@ -158,6 +157,7 @@ def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _set_value(settings: Settings, path: KeyPath, value: Any, layer: str) -> None:
+    """Sets a setting, or one entry of a setting that is a mapping, and adds its layer; None removes an entry."""
     key = resolve_setting(path, layer)
     is_entry = len(path) > key.count(".") + 1  # an entry of a setting that is a mapping
     entries = default_entries(key) if is_entry else {}
@@ -165,12 +165,12 @@ def _set_value(settings: Settings, path: KeyPath, value: Any, layer: str) -> Non
         settings.origin[key] = "default"
     node = settings.values
     for depth, name in enumerate(path[:-1], 1):
-        where = ".".join(path[:depth])
-        node = node.setdefault(name, entries if where == key else {})
+        parent = ".".join(path[:depth])
+        node = node.setdefault(name, entries if parent == key else {})
         if not isinstance(node, dict):
-            fault = f"{where} is {shown(node)} ({settings.layer(where)})"
-            raise OptionError(f"{layer}: {fault}; to name {'.'.join(path)} it must be a mapping of settings")
-    if value is None and is_section(key):  # a header whose lines are all comments
+            fault = f"{parent} is {as_yaml(node)} ({settings.layer(parent)})"
+            raise OptionError(f"{layer}: {fault}; to set {'.'.join(path)}, it must be a mapping of settings")
+    if value is None and is_section(key):  # an empty section: all its lines are comments
         _remove_origins(settings, key)
         node.pop(path[-1], None)
         return
@@ -186,8 +186,8 @@ def _set_value(settings: Settings, path: KeyPath, value: Any, layer: str) -> Non
 
 def _remove_origins(settings: Settings, key: str) -> None:
     """Removes the origin of a setting, or of all settings in a section."""
-    for other in [other for other in settings.origin if f"{other}.".startswith(f"{key}.")]:
-        del settings.origin[other]
+    for set_key in [set_key for set_key in settings.origin if f"{set_key}.".startswith(f"{key}.")]:
+        del settings.origin[set_key]
 
 
 def _check_shares(splits: Any) -> None:
@@ -198,16 +198,16 @@ def _check_shares(splits: Any) -> None:
     shares = list(splits.values()) if isinstance(splits, Mapping) else []
     if not shares or not all(isinstance(share, float) and 0 < share < 1 for share in shares):
         return
-    excess = round(sum(shares) - 1, 6)
-    if not excess:
+    deviation = round(sum(shares) - 1, 6)
+    if not deviation:
         return
     largest = max(splits, key=splits.__getitem__)
-    corrected = {**splits, largest: round(splits[largest] - excess, 6)}
+    corrected = {**splits, largest: round(splits[largest] - deviation, 6)}
     if not 0 < corrected[largest] < 1:
         corrected = {name: round(share / sum(shares), 3) for name, share in splits.items()}
     raise OptionError(
-        f"{_SPLITS} is {shown(splits)}, and the sum of these shares is {1 + excess:g}, not 1; set the others too, or "
-        f"all, as in --set {_SPLITS}='{shown(corrected)}'",
+        f"{_SPLITS} is {as_yaml(splits)}, and the sum of these shares is {1 + deviation:g}, not 1; set the other "
+        f"shares too, as in --set {_SPLITS}='{as_yaml(corrected)}'",
         [_SPLITS],
     )
 
@@ -216,8 +216,8 @@ def _starts_with_value(message: str, key: str, value: Any) -> bool:
     """Whether a message begins with the value of a setting, with or without its name."""
     if not isinstance(value, str) or not value:
         return False
-    rest = message.removeprefix(f"{key.rpartition('.')[2]} ")
-    return any(rest.startswith((f"{form} ", f"{form}: ")) for form in (value, os.path.abspath(value)))
+    text = message.removeprefix(f"{key.rpartition('.')[2]} ")
+    return any(text.startswith((f"{value_text} ", f"{value_text}: ")) for value_text in (value, os.path.abspath(value)))
 
 
 def _environment_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, KeyPath, Any]]:
@@ -240,11 +240,11 @@ def _parse_assignment(text: str) -> tuple[KeyPath, Any]:
     return path, _parse_value(path, value, f"--set {key}")
 
 
-def _parse_value(path: KeyPath, text: str, where: str) -> Any:
+def _parse_value(path: KeyPath, text: str, origin: str) -> Any:
     try:
         return yaml_text.parse_value(text, setting_type(path) is str)
     except yaml.YAMLError as error:
-        raise OptionError(f"{where} is {text!r}, which is not a YAML value") from error
+        raise OptionError(f"{origin} is {text!r}, which is not a YAML value") from error
 
 
 def listing(settings: Settings, config: PipelineConfig) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def listing(settings: Settings, config: PipelineConfig) -> dict[str, Any]:
 
     Args:
       settings: settings of all layers.
-      config: the configuration that they build.
+      config: the configuration that `settings` builds.
     """
     values = config.to_json()
     if config.ingest:
@@ -266,20 +266,21 @@ def listing(settings: Settings, config: PipelineConfig) -> dict[str, Any]:
     return {"settings": hide_secrets(values), "origin": {key: settings.origin.get(key, "default") for key in keys}}
 
 
-def listing_text(listed: Mapping[str, Any]) -> str:
+def listing_text(values: Mapping[str, Any]) -> str:
     """Returns a `listing` as YAML with the origin of each value as a comment."""
-    return strings.lines(_listing_lines(listed["settings"], listed["origin"], ""))
+    return strings.lines(_listing_lines(values["settings"], values["origin"], ""))
 
 
 _COMMENT_COLUMN = 48
 
 
-def _listing_lines(values: Mapping[str, Any], origin: Mapping[str, str], where: str) -> Iterator[str]:
-    indent = "  " * where.count(".")
+def _listing_lines(values: Mapping[str, Any], origin: Mapping[str, str], prefix: str) -> Iterator[str]:
+    """Yields the lines of a section of `values`; `prefix` is its dotted name with a dot at the end."""
+    indent = "  " * prefix.count(".")
     for name, value in values.items():
-        if f"{where}{name}" in origin:
+        if f"{prefix}{name}" in origin:
             line = f"{indent}{name}: {one_line(value)}"
-            yield f"{line:<{_COMMENT_COLUMN}}  # {origin[f'{where}{name}']}"
+            yield f"{line:<{_COMMENT_COLUMN}}  # {origin[f'{prefix}{name}']}"
         else:
             yield f"{indent}{name}:"
-            yield from _listing_lines(value, origin, f"{where}{name}.")
+            yield from _listing_lines(value, origin, f"{prefix}{name}.")

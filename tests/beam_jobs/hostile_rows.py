@@ -94,7 +94,7 @@ def short(value: int) -> tuple[int, tuple[int, ...]]:
 OTHERS = [
     rejected("zero bytes", lambda: b"", "empty_file"),
     rejected("text", lambda: b"hello world", "not_an_image"),
-    rejected("HTML, the answer of a server that had no image", lambda: b"<!DOCTYPE html>404", "not_an_image"),
+    rejected("HTML page, the error response of a web server", lambda: b"<!DOCTYPE html>404", "not_an_image"),
     rejected("ICO", lambda: encode(PIXELS, "ICO"), "not_an_image"),
     rejected("PSD", lambda: b"8BPS\x00\x01" + bytes(100), "not_an_image"),
     rejected("SVG", lambda: b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not_an_image"),
@@ -103,7 +103,7 @@ OTHERS = [
     rejected("HEIC", lambda: b"\x00\x00\x00\x18ftypheic" + bytes(100), "not_an_image"),
     rejected("AVIF", lambda: b"\x00\x00\x00\x18ftypavif" + bytes(100), "not_an_image"),
     rejected("JPEG 2000", lambda: encode(PIXELS, "JPEG2000"), "not_an_image"),
-    rejected("WAV: RIFF, but no WebP", lambda: b"RIFF\x24\x00\x00\x00WAVEfmt ", "not_an_image"),
+    rejected("WAV, a RIFF file that is not WebP", lambda: b"RIFF\x24\x00\x00\x00WAVEfmt ", "not_an_image"),
     accepted("PNG whose name ends in .jpg", png, PIXELS),
 ]
 JPEGS = [
@@ -113,7 +113,7 @@ JPEGS = [
     accepted("grey", lambda: encode(GREY, "JPEG", quality=90), GREY),
     accepted("without chroma subsampling", lambda: jpeg(subsampling=0), PIXELS),
     accepted("stored as RGB", lambda: jpeg(keep_rgb=True), PIXELS),
-    accepted("without Huffman tables, as from a camera's film", lambda: make.without_segments(JPEG, 0xC4), PIXELS),
+    accepted("without Huffman tables, like a frame of MJPEG video", lambda: make.without_segments(JPEG, 0xC4), PIXELS),
     normalised(
         "CMYK, inverted, with Adobe's marker", lambda: encode(inks(), "JPEG", quality=90), "colour_space", PIXELS
     ),
@@ -136,23 +136,23 @@ JPEGS = [
     accepted("thumbnail in EXIF", lambda: make.exif_jpeg(make.exif(b"", 0, encode(PIXELS[:16, :16], "JPEG"))), PIXELS),
     accepted("comment of 60 kB", lambda: make.after_soi(JPEG, make.segment(0xFE, bytes(60_000))), PIXELS),
     accepted("MPO: several pictures", lambda: make.animated("MPO", quality=90), PIXELS),
-    accepted("MPO index broken", make.malformed_mpo, PIXELS),
+    accepted("MPO with a broken index", make.malformed_mpo, PIXELS),
     accepted("trailing garbage", lambda: JPEG + b"garbage" * 1500, PIXELS),
     accepted(
-        "a film behind the picture", lambda: jpeg(progressive=True) + b"\x00\x02" + b"\xff\xda\x00\x02" * 200, PIXELS
+        "a video after the image data", lambda: jpeg(progressive=True) + b"\x00\x02" + b"\xff\xda\x00\x02" * 200, PIXELS
     ),
-    accepted("5 MB of filler before the frame header", lambda: make.after_soi(JPEG, b"\xff" * 5_000_000), PIXELS),
+    accepted("5 MB of fill bytes before the frame header", lambda: make.after_soi(JPEG, b"\xff" * 5_000_000), PIXELS),
     rejected("a byte before the start", lambda: b"\x00" + JPEG, "not_an_image"),
     rejected("start marker only", lambda: JPEG[:2], "not_an_image"),
     rejected("start marker twice", lambda: JPEG[:2] + JPEG, "undecodable"),
-    rejected("cut in its tables", lambda: JPEG[:200], "bad_header"),
-    rejected("cut in half", lambda: JPEG[: len(JPEG) // 2], "undecodable"),
+    rejected("truncated in its tables", lambda: JPEG[:200], "bad_header"),
+    rejected("truncated to half", lambda: JPEG[: len(JPEG) // 2], "undecodable"),
     rejected("without its last 200 bytes", lambda: JPEG[:-200], "undecodable"),
     rejected("without its end marker", lambda: JPEG[:-2], "undecodable"),
     rejected("without quantisation tables", lambda: make.without_segments(JPEG, 0xDB), "undecodable"),
     rejected("without frame header", lambda: make.without_segments(JPEG, 0xC0), "bad_header"),
     rejected("12 bits per sample", lambda: make.with_frame(JPEG, 0xC1, precision=12), "bad_header"),
-    accepted("arithmetic coding claimed", lambda: make.with_frame(JPEG, 0xC9)),
+    accepted("marked as arithmetic coding", lambda: make.with_frame(JPEG, 0xC9)),
     rejected("lossless (SOF3)", lambda: make.with_frame(JPEG, 0xC3), "undecodable"),
     rejected("hierarchical (SOF5)", lambda: make.with_frame(JPEG, 0xC5), "undecodable"),
     rejected("two components", lambda: make.with_components(2), "bad_header"),
@@ -165,7 +165,7 @@ JPEGS = [
     ),
     rejected("claims 49 Mpx", lambda: make.with_frame(JPEG, height=7000, width=7000), "forged_size"),
     rejected("claims 65500 x 65500", lambda: make.with_frame(JPEG, height=65_500, width=65_500), "too_large"),
-    accepted("claims what its bytes could just hold", lambda: make.with_frame(JPEG, height=300, width=300)),
+    accepted("claims the largest possible size for its bytes", lambda: make.with_frame(JPEG, height=300, width=300)),
     rejected("1,000 scans", lambda: make.many_scans(1000, 512), "too_large"),
     rejected("a million segments", lambda: make.after_soi(JPEG, make.segment(0xE0, b"") * 1_000_000), "bad_header"),
 ]
@@ -231,7 +231,7 @@ PNGS = [
         make.oriented(PIXELS, 6),
     ),
     normalised(
-        "EXIF orientation 6, behind the pixels",
+        "EXIF orientation 6, after the pixels",
         lambda: make.before_end(PNG, make.chunk(b"eXIf", make.orientation_tag(6))),
         "exif_orientation",
         make.oriented(PIXELS, 6),
@@ -244,7 +244,7 @@ PNGS = [
     accepted("text that inflates to 100 kB", lambda: make.before_pixels(PNG, make.ztxt(100_000)), PIXELS),
     rejected("text that inflates to 10 MB", lambda: make.before_pixels(PNG, make.ztxt(10_000_000)), "bad_header"),
     rejected(
-        "200 texts of 8 MB behind the pixels", lambda: make.before_end(PNG, make.ztxt(7_900_000) * 200), "bad_header"
+        "200 texts of 8 MB after the pixels", lambda: make.before_end(PNG, make.ztxt(7_900_000) * 200), "bad_header"
     ),
     rejected("profile that inflates to 10 MB", lambda: make.before_pixels(PNG, make.iccp(10_000_000)), "bad_header"),
     accepted(
@@ -256,11 +256,11 @@ PNGS = [
     rejected("a million chunks", lambda: make.before_pixels(PNG, make.chunk(b"teXt", b"") * 1_000_000), "bad_header"),
     accepted("trailing garbage", lambda: PNG + b"garbage" * 1500, PIXELS),
     accepted("12 Mpx in 5 kB", lambda: make.bilevel_png(3464)),
-    rejected("cut in its header", lambda: PNG[:20], "bad_header"),
+    rejected("truncated in its header", lambda: PNG[:20], "bad_header"),
     rejected("header not first", lambda: make.PNG_START + make.chunk(b"tEXt", b"a\x00b") + PNG[8:], "bad_header"),
     rejected("header twice", lambda: make.before_pixels(PNG, PNG[8:33]), "undecodable"),
     rejected("3 bits per sample", lambda: make.raw_png(PIXELS, 3, 2), "bad_header"),
-    rejected("cut in half", lambda: PNG[: len(PNG) // 2], "undecodable"),
+    rejected("truncated to half", lambda: PNG[: len(PNG) // 2], "undecodable"),
     rejected("without pixels", lambda: PNG[:33] + PNG[-12:], "undecodable"),
     rejected("without its end chunk", lambda: PNG[:-12], "undecodable"),
     rejected("a flipped byte", lambda: flipped(PNG, len(PNG) // 2), "undecodable"),
@@ -282,13 +282,13 @@ GIFS = [
     ),
     normalised("animated", lambda: make.animated("GIF"), "format+animated", PIXELS),
     normalised("10,000 frames", lambda: make.gif(frames=10_000), "format+animated", BLUE),
-    normalised("screen far larger than its frame", lambda: make.gif((4000, 3000)), "format"),
+    normalised("canvas far larger than its frame", lambda: make.gif((4000, 3000)), "format"),
     normalised(
-        "frame larger than the screen", lambda: make.gif((16, 16), (64, 48)), "format", np.tile(BLUE, (3, 4, 1))
+        "frame larger than the canvas", lambda: make.gif((16, 16), (64, 48)), "format", np.tile(BLUE, (3, 4, 1))
     ),
-    rejected("screen of 65535 x 65535", lambda: make.gif((65_535, 65_535)), "too_large"),
+    rejected("canvas of 65535 x 65535", lambda: make.gif((65_535, 65_535)), "too_large"),
     rejected("no frame", lambda: make.gif(frames=0), "bad_header"),
-    rejected("cut in half", lambda: encode(PIXELS, "GIF")[:1500], "undecodable"),
+    rejected("truncated to half", lambda: encode(PIXELS, "GIF")[:1500], "undecodable"),
     normalised("trailing garbage", lambda: make.gif() + b"garbage" * 1500, "format", BLUE),
     rejected(
         "comment of 3 million blocks", lambda: make.gif(before=b"!\xfe" + b"\x01a" * 3_000_000 + b"\x00"), "bad_header"
@@ -299,10 +299,10 @@ BMPS = [
     normalised("BMP", lambda: encode(PIXELS, "BMP"), "format", PIXELS),
     normalised("negative height: upper row first", make.top_down_bmp, "format", PIXELS),
     normalised(
-        "runs (RLE8)", make.rle_bmp, "format", np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[::-1, None], 80, 1)
+        "run-length (RLE8)", make.rle_bmp, "format", np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[::-1, None], 80, 1)
     ),
-    rejected("runs, cut in half", lambda: make.rle_bmp()[:1200], "undecodable"),
-    rejected("cut in half", lambda: encode(PIXELS, "BMP")[:5000], "undecodable"),
+    rejected("run-length (RLE8), truncated to half", lambda: make.rle_bmp()[:1200], "undecodable"),
+    rejected("truncated to half", lambda: encode(PIXELS, "BMP")[:5000], "undecodable"),
     rejected("claims 49 Mpx", lambda: make.bmp(7000, 7000), "undecodable"),
     rejected("claims 2^31 x 2^31", lambda: make.bmp(2**31 - 1, 2**31 - 1), "too_large"),
     rejected("negative width", lambda: make.bmp(width=-WIDTH), "too_large"),
@@ -362,7 +362,7 @@ TIFFS = [
     rejected("grey of 32 bits", lambda: as_tiff(Image.fromarray(GREY.astype(np.int32))), "unknown_range"),
     rejected("signed bytes", lambda: make.tiff(GREY.tobytes(), HEIGHT, WIDTH, {339: short(2)}), "unknown_range"),
     rejected("BigTIFF", lambda: b"II+\x00" + bytes(100), "not_an_image"),
-    rejected("cut in half", lambda: as_tiff(PIXELS)[:5000], "undecodable"),
+    rejected("truncated to half", lambda: as_tiff(PIXELS)[:5000], "undecodable"),
     rejected("claims 49 Mpx of LZW", lambda: make.tiff(bytes(100), 7000, 7000, {259: short(5)}), "undecodable"),
     rejected("claims 900 Mpx", lambda: make.tiff(bytes(100), 30_000, 30_000, {259: short(5)}), "too_large"),
     rejected(
@@ -391,7 +391,7 @@ WEBPS = [
     ),
     rejected("animated, claims 49 Mpx", lambda: make.webp_claiming(7000, 7000), "too_large"),
     rejected("animated, claims 16384 x 16384", lambda: make.webp_claiming(16_384, 16_384), "too_large"),
-    rejected("cut in half", lambda: encode(PIXELS, "WEBP")[:500], "bad_header"),
+    rejected("truncated to half", lambda: encode(PIXELS, "WEBP")[:500], "bad_header"),
 ]
 
 SECTIONS = {"Other files": OTHERS, "JPEG": JPEGS, "PNG": PNGS, "GIF": GIFS, "BMP": BMPS, "TIFF": TIFFS, "WebP": WEBPS}

@@ -59,7 +59,7 @@ def examined(*rows: tuple[ImageRef, ImageFacts]) -> pa.Table:
     facts = np.frombuffer(b"".join(pack_facts(facts) for _, facts in rows), FACTS)
     work = {"slice": [ref.slice for ref, _ in rows], "mask_crc32c": [facts.mask_crc32c for _, facts in rows]}
     work |= dict.fromkeys(("mask_slice", "mask_values"), [""] * len(rows))
-    return schemas.examined(refs, facts, [ref.annotations for ref, _ in rows], work, 0)
+    return schemas.examined_rows(refs, facts, [ref.annotations for ref, _ in rows], work, 0)
 
 
 def examined_row(ref: ImageRef, facts: ImageFacts) -> dict:

@@ -153,7 +153,7 @@ def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
         "2 of 10 images are bad (20.0%), max_reject_ratio is 19.0%: 1 empty_file, 1 not_an_image. "
         "First: china/empty.jpg: empty_file (the file has 0 bytes); flower/notes.txt: not_an_image (it starts with "
     )
-    assert f" are in {options.out}/_work/rejects.parquet. " in str(caught.value)
+    assert f" are listed in {options.out}/_work/rejects.parquet. " in str(caught.value)
     assert len(schemas.read(f"{options.out}/_work/rejects.parquet")) == 2
     assert not manifest.is_published(options.out)
     # The ratio is not part of what was examined, so raising it goes on from there.
@@ -175,7 +175,7 @@ def test_nothing_but_rejects_is_too_many_whatever_the_ratio(tmp_path):
         with pytest.raises(TooManyRejects, match=r"^1 of 1 images are bad \(100.0%\), max_reject_ratio is ") as caught:
             ingest.run(small(tmp_path, source=str(tmp_path / "bad"), max_reject_ratio=ratio))
         assert str(caught.value).endswith(
-            "rejects.parquet. Repair or replace them: without a good image no ratio helps"
+            "rejects.parquet. Repair or replace them: a dataset needs at least one good image"
         )
 
 
@@ -195,7 +195,7 @@ def test_what_was_examined_is_kept_when_the_runner_fails(options, dataset):
         raise RuntimeError("a long story\n\n  no more workers  \n")
 
     options = replace(options, bucket_images=10)
-    message = "^writing failed: no more workers; what was finished is kept, run the same command again$"
+    message = "^writing failed: no more workers; finished work is kept, run the same command again$"
     with pytest.raises(FeedlineError, match=message):
         ingest.run(options, Recorder(fail))
     next(Path(options.out, "_work", "examined").glob("done-*")).unlink()
@@ -243,7 +243,7 @@ def edit_unseen(path: Path) -> None:
 def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, detail, left):
     options = small(tmp_path)
     victim = Path(options.source) / "china" / "001.jpg"
-    message = rf"^china/001.jpg changed while it was being ingested \({detail}\); run it again$"
+    message = rf"^china/001.jpg changed while it was being ingested \({detail}\); run the ingest again$"
     with pytest.raises(SourceChanged, match=message):
         ingest.run(options, Recorder(lambda: change(victim)))
     assert not manifest.is_published(options.out)
@@ -328,8 +328,8 @@ def test_a_place_that_cannot_be_written_is_named(options):
     ("name", "message"),
     [
         ("", "/out is a file; --out must be a new or empty directory$"),
-        ("thesis.txt", "/out holds 'thesis.txt' and is not the rest of an earlier ingest; choose another"),
-        ("_work/thesis.txt", "/out is not empty and is not the rest of an earlier ingest"),
+        ("thesis.txt", "/out holds 'thesis.txt' and is not an unfinished ingest; choose another"),
+        ("_work/thesis.txt", "/out is not empty and is not an unfinished ingest"),
     ],
 )
 def test_an_output_that_holds_something_else_is_refused_and_left_alone(options, name, message):

@@ -63,7 +63,7 @@ def test_everything_coco_says_reaches_the_records_or_is_rejected(options):
         ("turned.jpg", "examine", "bad_annotation"),
     ]
     assert rejects[0]["detail"] == "object 0 (person): the runs cover 4799 pixels; the image has 4800"
-    assert "(it is turned by its EXIF orientation)" in rejects[1]["detail"]
+    assert "(its EXIF orientation rotates it)" in rejects[1]["detail"]
 
 
 def test_objects_follow_the_pixels(options):

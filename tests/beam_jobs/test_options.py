@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from beam_jobs.common.settings import shown
+from beam_jobs.common.settings import as_yaml
 from beam_jobs.errors import OptionError
 from beam_jobs.options import About, HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns, parse_splits
 
@@ -104,7 +104,7 @@ def test_a_split_has_a_name_of_ascii_letters(name):
 @pytest.mark.parametrize("share", [0, float("nan"), "1"])
 def test_a_split_has_a_share_above_0(share):
     with pytest.raises(
-        OptionError, match=f"^splits.train is (the text )?{re.escape(shown(share))}; it must be a number above 0$"
+        OptionError, match=f"^splits.train is (the text )?{re.escape(as_yaml(share))}; it must be a number above 0$"
     ):
         replace(BASE, splits={"train": share})
 
@@ -209,6 +209,6 @@ def test_a_cell_may_have_16_mebibytes():
 
 def test_raw_images_have_a_largest_side():
     assert PixelOptions(policy="raw", side_px=4096).side_px == 4096
-    with pytest.raises(OptionError, match="^side_px is 4097; raw images have at most 4096"):
+    with pytest.raises(OptionError, match="^side_px is 4097; its maximum is 4096"):
         PixelOptions(policy="raw", side_px=4097)
     assert PixelOptions(policy="resize", side_px=9000).side_px == 9000

@@ -120,7 +120,7 @@ def test_each_of_more_classes_than_tfdv_lists_by_itself_is_counted(tmp_path):
     ("damage", "message"),
     [
         (lambda shards: shards[0].write_bytes(shards[0].read_bytes()[:-9]), r"cannot be read: Not a valid TFRecord.*;"),
-        (lambda shards: shards[0].unlink(), r"has \d+ records in train, its manifest says \d+$"),
+        (lambda shards: shards[0].unlink(), r"has \d+ records in train, its manifest has \d+$"),
         (lambda shards: [shard.unlink() for shard in shards], "cannot be read: No files found"),
     ],
     ids=["torn shard", "missing shard", "missing split"],

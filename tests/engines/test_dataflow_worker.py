@@ -298,7 +298,7 @@ def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_ot
     with (
         chosen.open() as make_pipeline,
         interrupted_at_the_first_request(service),
-        pytest.raises(KeyboardInterrupt, match="console.cloud.google.com.* continues; run the same command to follow"),
+        pytest.raises(KeyboardInterrupt, match="console.cloud.google.com.* continues; run the same command to"),
     ):
         run(options(source, out), make_pipeline, leave=leave)
     [job] = service.jobs
@@ -306,24 +306,24 @@ def test_a_job_that_was_left_is_followed_by_the_same_command_and_respected_by_ot
     assert job.state == "JOB_STATE_RUNNING"
 
     others = pytest.raises(
-        OptionError, match=f"{job.id} runs for an ingest with other options; repeat that command, or"
+        OptionError, match=f"{job.id} belongs to an ingest with other options; repeat that command, or"
     )
     with chosen.open() as make_pipeline, others:
         run(options(source, out, seed=7), make_pipeline)
-    with pytest.raises(OptionError, match=f"{job.id} of an earlier command may still run; use its runner again, or"):
+    with pytest.raises(OptionError, match=f"{job.id} of an earlier command may still run; use that command's runner"):
         run(options(source, out))
 
     lines: list[str] = []
 
     def say(line: str) -> None:
         lines.append(line)
-        if line.startswith("following"):
+        if line.startswith("reattached"):
             service.freezes = False
             job.thaw()
 
     with chosen.open() as make_pipeline:
         run(options(source, out), make_pipeline, say)
-    assert lines[0] == f"following {asked[0]}"
+    assert lines[0] == f"reattached to {asked[0]}"
     names = [job.description["name"] for job in service.jobs]
     assert names == ["feedline-examine", "feedline-examine", "feedline-write"]
     assert all(job.state == "JOB_STATE_DONE" for job in service.jobs)
@@ -344,7 +344,7 @@ def test_the_same_command_follows_the_job_of_one_that_still_runs_and_ends_with_i
 
     def say(line: str) -> None:
         lines.append(line)
-        if line.startswith("following"):
+        if line.startswith("reattached"):
             service.freezes = False
             service.jobs[0].thaw()
 
@@ -359,8 +359,8 @@ def test_the_same_command_follows_the_job_of_one_that_still_runs_and_ends_with_i
         finally:
             for job in service.jobs:  # a frozen one would be waited for without an end
                 job.stop()
-    assert lines[0].startswith(f"waiting   for the end of the same command: {out} is in use by another ingest")
-    assert lines[1].startswith("following the job on Dataflow at https://")
+    assert lines[0].startswith(f"waiting   for another process with the same command: {out} is in use by another ")
+    assert lines[1].startswith("reattached to the job on Dataflow at https://")
     assert [job.description["name"] for job in service.jobs] == ["feedline-examine", "feedline-write"]
 
 

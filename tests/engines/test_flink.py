@@ -214,10 +214,10 @@ def test_an_interrupted_command_without_a_terminal_leaves_its_job_and_the_same_c
     assert "Traceback" not in said
     (job,) = standalone.jobs().keys() - before.keys()
     assert standalone.jobs()[job] in ("RUNNING", "FINISHED")
-    [name] = re.findall(r"the job (\S+) on the Flink cluster at \S+ continues; run the same command to follow", said)
+    [name] = re.findall(r"the job (\S+) on the Flink cluster at \S+ continues; run the same command to reattach", said)
     again = subprocess.run(command, check=False, timeout=300, **streams)
     assert again.returncode == 0, again.stderr
-    assert f"following the job {name} on the Flink cluster" in again.stderr
+    assert f"reattached to the job {name} on the Flink cluster" in again.stderr
     assert files_under(tmp_path / "out") == plain
     assert sorted(state for one, state in standalone.jobs().items() if one not in before) == ["FINISHED"] * 3
 

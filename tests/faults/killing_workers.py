@@ -37,7 +37,7 @@ from tests.faults.leaving import write_whole
 
 KINDS = {
     "decoder": "a decoder process",
-    "nursery": "the process that decoders are forked from",
+    "nursery": "the process from which decoders are forked",
     "writer": "a process that writes shards",
     "fetcher": "a process that fetches images",
 }

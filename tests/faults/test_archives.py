@@ -65,7 +65,7 @@ def _strays(root: Path, source: Path) -> set[str]:
 
 @pytest.mark.parametrize("form", [*_PACKINGS, "zip"])
 def test_names_that_lead_out(fault, ingests: Worker, tmp_path: Path, place: Path, form: str):
-    row = fault("archives", "members named ../, absolute or with a drive", "rejected by name; nothing is written there")
+    row = fault("archives", "members named with ../, absolutely or with a drive", "rejected; nothing is written there")
     files = {**dict.fromkeys(_OUTSIDE, jpeg(9)), **_GOOD}
     source = place / f"x.{form}"
     _pack(source, files, form)
@@ -78,7 +78,7 @@ def test_names_that_lead_out(fault, ingests: Worker, tmp_path: Path, place: Path
 
 def test_links_and_devices(fault, ingests: Worker, tmp_path: Path, place: Path):
     row = fault(
-        "archives", "links, devices, pipes and sparse files as members", "rejected by name; what they name is not read"
+        "archives", "links, devices, pipes and sparse files as members", "rejected by name; the targets are not read"
     )
     kinds = {
         "symlink": {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
@@ -118,7 +118,7 @@ def test_links_and_devices(fault, ingests: Worker, tmp_path: Path, place: Path):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("form", ["tar", "zip"])
 def test_members_that_come_twice(fault, ingests: Worker, place: Path, form: str):
-    row = fault("archives", "members of one name", "the first is taken, the others are rejects")
+    row = fault("archives", "several members with the same name", "the first is in the dataset, the others are rejects")
     source = place / f"x.{form}"
     files = [
         *_GOOD.items(),
@@ -251,7 +251,7 @@ def _overlapping(path: Path, count: int) -> Path:
 
 def test_bombs(fault, place: Path, short: bool, monkeypatch):
     row = fault(
-        "archives", "bombs of bytes, of members and of archives in archives", "rejected, or one line; memory stays flat"
+        "archives", "bombs: of bytes, of members, of nested archives", "rejected, or one line; memory does not grow"
     )
     spare = place / "spare"
     spare.mkdir()
@@ -278,7 +278,7 @@ def _bytes_below(root: Path) -> int:
 
 def test_very_many_members(fault, ingests: Worker, place: Path, tries):
     count = tries(200_000, 10_000)
-    row = fault("archives", "200,000 members that are no images", "each is a reject; the images are in")
+    row = fault("archives", "200,000 members that are not images", "each is a reject; the images are in the dataset")
     for form in ("tar.gz", "zip"):
         source = place / f"x.{form}"
         bad = {
@@ -291,7 +291,7 @@ def test_very_many_members(fault, ingests: Worker, place: Path, tries):
 
 
 def test_encrypted(fault, ingests: Worker, place: Path):
-    row = fault("archives", "encrypted zip members", "rejected by name, or one line when all are")
+    row = fault("archives", "encrypted zip members", "a reject with the name; if all members are encrypted, one line")
     for about, chosen in (("all", 6), ("some", 2)):
         source = make_zip(place / f"{about}.zip", _GOOD)
         data = bytearray(source.read_bytes())
@@ -309,7 +309,7 @@ def test_encrypted(fault, ingests: Worker, place: Path):
 
 @pytest.mark.parametrize("form", [*_PACKINGS, "zip"])
 def test_cut_anywhere(fault, ingests: Worker, place: Path, tries, form: str):
-    row = fault("archives", "tar, gzip, bzip2, xz and zip archives cut anywhere", "one line with the place")
+    row = fault("archives", "tar, gzip, bzip2, xz and zip archives truncated anywhere", "one line with the position")
     whole = place / f"x.{form}"
     _pack(whole, _GOOD, form)
     data = whole.read_bytes()

@@ -70,7 +70,7 @@ def _problems(root: Path) -> list[str]:
 
 
 def test_a_shard_that_is_cut_anywhere(fault, files):
-    row = fault("bytes", "shards cut at every kind of place", "verify names shard and offset, or the missing records")
+    row = fault("bytes", "shards truncated in any part", "verify names shard and offset, or the missing records")
     for name in files.shards:
         starts = files.starts[name]
         records = list(itertools.pairwise(starts))
@@ -85,7 +85,7 @@ def test_a_shard_that_is_cut_anywhere(fault, files):
 
 
 def test_a_file_beside_the_shards_that_is_cut(fault, files):
-    row = fault("bytes", "other files of a dataset cut or emptied", "verify names the file")
+    row = fault("bytes", "other files of a dataset truncated or emptied", "verify names the file")
     for name in set(files.names) - set(files.shards):
         size = len(files[name])
         for place in {0, 1, size // 3, size // 2, size - 4, size - 1}:
@@ -95,7 +95,7 @@ def test_a_file_beside_the_shards_that_is_cut(fault, files):
 
 def test_a_file_that_is_gone_zeroed_or_grown(fault, files):
     lost = fault("bytes", "files removed", "verify names the file")
-    zeroed = fault("bytes", "files of zeros, as after a power cut", "verify names the file")
+    zeroed = fault("bytes", "files that contain only zeros, as after a power failure", "verify names the file")
     grown = fault("bytes", "bytes added to the end of files", "verify names the file")
     record = b"".join(tfrecord.frame(b"more"))
     for name in files.names:
@@ -109,13 +109,13 @@ def test_a_file_that_is_gone_zeroed_or_grown(fault, files):
 
 
 def test_shards_in_each_others_place_and_shards_too_many(fault, files):
-    swapped = fault("bytes", "shards that changed places", "verify names both")
+    swapped = fault("bytes", "two shards exchanged", "verify names both shards")
     for one, other in itertools.combinations(files.shards, 2):
         for place in (one, other):
             files.change(one, files[other])
             files.change(other, files[one])
             judge(swapped, files, f"{one} and {other} swapped", place, 0)
-    extra = fault("bytes", "shards that are not of the dataset", "verify names the file or the split")
+    extra = fault("bytes", "shards that do not belong to the dataset", "verify names the file or the split")
     for name in files.shards:
         for copy in (name.replace("data-", "more-"), name.replace("of-00002", "of-00003"), name + ".bak"):
             files.change(copy, files[name])
@@ -150,7 +150,7 @@ def test_training_on_flipped_bits_ends_and_is_told_where(fault, files, tries):
 
 
 def test_training_on_a_cut_shard_ends_and_is_told_where(fault, files, tries):
-    row = fault("bytes", "training on cut shards", "the input ends with an error that names shard and offset")
+    row = fault("bytes", "training on truncated shards", "the input ends with an error that names shard and offset")
     for name in [name for name in files.shards if "train" in name]:
         start, end = files.starts[name][-3:-1]
         for what, place in list(_CUTS.items())[: tries(9, 1)]:
@@ -164,7 +164,7 @@ def test_training_on_a_cut_shard_ends_and_is_told_where(fault, files, tries):
 @pytest.mark.parametrize("name", ["dataset.json", "images/part-train-00000.parquet"])
 def test_training_with_a_table_that_is_not_of_the_shards(fault, files, tries, name):
     subject = "file of the image table" if name.startswith("images/") else name
-    row = fault("bytes", f"training on a damaged {subject}", "an error that names the file, or the very same epoch")
+    row = fault("bytes", f"training on a damaged {subject}", "an error that names the file, or exactly the same epoch")
     whole = _read(files.root)
     assert len({key for key, _ in whole}) == len(whole) > 10
     for _, position, bit in _flips(files, [name], tries(40, 3)):
@@ -218,8 +218,8 @@ def interrupted(undisturbed, tmp_path) -> Files:
 def test_an_ingest_goes_on_from_what_is_damaged(fault, undisturbed, interrupted, tries, kind):
     row = fault(
         "bytes",
-        "flipped and cut files of an interrupted ingest",
-        "a rerun ends with the bytes of a run in peace, or with one line; then the next one does",
+        "corrupted and truncated files of an interrupted ingest",
+        "a rerun ends with the same bytes, or with one line; in that case the next rerun does",
     )
     source, wanted = undisturbed
     names = [name for name in interrupted.names if Path(name).match(LEFT[kind])]

@@ -41,19 +41,19 @@ UNKNOWN = ("--duplicates", "drop")
 # Kind -> fault and outcome, as the matrix has them.
 ROWS = {
     "filled": (
-        "a disk that others fill meanwhile",
-        "one line with the bytes free, and those needed where they can be known; a rerun with room ends",
+        "a disk that other programs fill during the ingest",
+        "one line with the free and, when known, the needed bytes; a rerun with enough space succeeds",
     ),
-    "read-only": ("a disk that becomes read-only", "one line says so; a rerun ends when it can be written again"),
-    "forbidden": ("the right to write is lost half way", "one line names the file; a rerun ends with the right"),
-    "removed": ("the output is removed half way", "one line names what is gone; a rerun begins anew and ends"),
+    "read-only": ("a disk that becomes read-only", "one line with the cause; a rerun on a writable disk succeeds"),
+    "forbidden": ("write permission is removed", "one line names the file; a rerun with the permission succeeds"),
+    "removed": ("the output directory is removed", "one line names the missing file; a complete rerun succeeds"),
 }
 LATE_S = 0.03
 PUBLISHING = 12  # so many moments, at least, has the last stage, which is short
-QUOTA_HELP = "raise the quota or remove what counts against it, then run the same command again"
+QUOTA_HELP = "raise the quota or remove files that count against it, then run the same command again"
 
-TOO_SMALL = "a disk with too little room"
-CHECKPOINT = "a checkpoint that does not fit"
+TOO_SMALL = "a disk with too little free space"
+CHECKPOINT = "a checkpoint that does not fit on the disk"
 FULL_RUN = "`feedline run` on a full disk"
 FULL_TEMPORARY = "a full disk of temporary files"
 OVER_QUOTA = "a quota that is used up"
@@ -151,7 +151,7 @@ def size_of(files: Files) -> int:
 
 @needs_root(TOO_SMALL)
 def test_a_disk_that_is_too_small(fault, ingest, clean, older, disk, tries):
-    told = "one line with the bytes free, and those needed as soon as they can be known; with room, a rerun ends"
+    told = "one line with the free and, when known, the needed bytes; with enough space, a rerun succeeds"
     row = fault("disk", TOO_SMALL, told)
     choose = random.Random(SEED)
     before = 0
@@ -181,8 +181,8 @@ def test_a_disk_that_others_fill(fault, ingest, disk, tries):
 
 
 def test_a_limit_of_files(fault, ingests, ingest, tmp_path, tries):
-    told = "one line names the limit, and the bytes needed where they can be known; a rerun without it ends"
-    row = fault("disk", "a limit of the size of files", told)
+    told = "one line names the limit and, when known, the needed bytes; a rerun without the limit succeeds"
+    row = fault("disk", "a limit on the size of files", told)
     choose = random.Random(SEED)
     for index in range(tries(6, 1)):
         size = choose.randrange(2000, 200_000)
@@ -257,7 +257,7 @@ def checkpoint(step: int) -> Checkpoint:
 def test_a_checkpoint_that_does_not_fit(fault, disk):
     from trainer.training.checkpoint import Checkpoints
 
-    row = fault("disk", CHECKPOINT, "one line with the bytes needed; the one before counts")
+    row = fault("disk", CHECKPOINT, "one line with the needed bytes; the previous checkpoint is used")
     saved = Checkpoints(str(disk(1_000_000) / "checkpoints"))
     saved.save(1, checkpoint(1))
     said = ""
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_does_not_fit(fault, disk):
 
 
 def test_a_quota(fault, ingest, clean, older, quotas, tries):
-    told = "one line names the quota, and the bytes needed where they can be known; with a larger one, a rerun ends"
+    told = "one line names the quota and, when known, the needed bytes; with a larger quota, a rerun succeeds"
     row = fault("disk", OVER_QUOTA, told)
     choose = random.Random(SEED)
     for index in range(tries(10, 2)):
@@ -292,7 +292,7 @@ def test_a_quota(fault, ingest, clean, older, quotas, tries):
 def test_a_run_on_a_full_disk(fault, source, short, disk, tmp_path):
     if short:
         pytest.skip(f"{FULL_RUN}: full form only: it imports TFX, which takes half a minute")
-    row = fault("disk", FULL_RUN, "one line with the bytes free; nothing is published")
+    row = fault("disk", FULL_RUN, "one line with the free bytes; nothing is published")
     root = disk(600 << 10) / "root"
     found = feedline("run", "--images", source, "--root", root, "--splits", "train=0.7,eval=0.3", "--epochs", 1)
     told = found.err.count("feedline: error: ") == 1 and "free" in found.err.splitlines()[-1]
@@ -304,7 +304,7 @@ def test_a_run_on_a_full_disk(fault, source, short, disk, tmp_path):
 def test_a_full_disk_of_temporary_files(fault, source, clean, short, disk, tmp_path):
     if short:
         pytest.skip(f"{FULL_TEMPORARY}: full form only: the program itself has to start, which takes ten seconds")
-    row = fault("disk", FULL_TEMPORARY, "the ingest needs none of it and ends with the same bytes")
+    row = fault("disk", FULL_TEMPORARY, "the ingest does not use this disk and ends with the same bytes")
     place = disk(64 << 10)
     subprocess.run(["dd", "if=/dev/zero", f"of={place / 'filler'}", "bs=4k"], stderr=subprocess.DEVNULL)
     out = tmp_path / "dataset" / "out"

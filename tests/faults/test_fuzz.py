@@ -14,12 +14,12 @@ from tests.fuzz.drive import corpus
 
 _SECONDS = 60.0  # what takes longer hangs; nothing takes a tenth of a second
 _MEMORY_MIB = 900  # by which the process may grow
-_OUTCOME = "read, or refused with an error of the product"
+_OUTCOME = "read, or refused with a `FeedlineError`"
 TARGETS = {
     "archives": ("tar and zip archives", 4000, 300),
     "datasets": ("manifests and image tables", 4000, 300),
-    "examples": ("TFRecord and TFDS files of others", 4000, 300),
-    "headers": ("gate in front of the decoders", 20_000, 2000),
+    "examples": ("TFRecord and TFDS files of other programs", 4000, 300),
+    "headers": ("header check before decoding", 20_000, 2000),
     "images": ("examining images", 6000, 200),
     "records": ("shards and records", 6000, 400),
     "tables": ("CSV, JSON lines, Parquet and COCO", 4000, 300),
@@ -31,8 +31,8 @@ def test_nothing_but_errors_of_the_product(fault, tries, name):
     about, full, few = TARGETS[name]
     target = importlib.import_module(f"tests.fuzz.{name}").target
     seeds = [path.read_bytes() for path in corpus(name)]
-    kept = fault("fuzz", f"kept files: {about}", _OUTCOME)
-    changed = fault("fuzz", f"random changes of them: {about}", _OUTCOME)
+    kept = fault("fuzz", f"stored corpus: {about}", _OUTCOME)
+    changed = fault("fuzz", f"random changes of the corpus: {about}", _OUTCOME)
     target(seeds[0])  # imports what the first use imports
     start = least_memory_mib()
     for path, data in zip(corpus(name), seeds, strict=True):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 MEMORY_MIB = 900  # by which the main process may grow
 TIME_S = 60.0  # that an input may hold it
-_OUTCOME = "refused or rejected, in one line; the process at most 900 MiB over its start, and 60 s"
+_OUTCOME = "refused or rejected, in one line; the process takes at most 60 s and 900 MiB more than at its start"
 _FORMATS = ("webdataset", "parquet")
 KINDS = ("images", "archives", "tables", "annotations", "records")
 _SHORT = 6  # of the files of a kind, every so many are tried in the short form

@@ -114,7 +114,7 @@ def ingest(files: dict[str, bytes], folder: Path, **options) -> Ended:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_path, policy):
-    row = fault("images", "every kind of hostile file, all decoders busy, 2 GiB each", "each as its row in images.md")
+    row = fault("images", "every kind of hostile file, all decoders busy, 2 GiB each", "as listed in images.md")
     names = [f"{number:03d}" for number in range(len(ROWS))]
     # The same file twice, so that the decoders meet them in several mixtures.
     files = {f"{name}{turn}": kind.make() for turn in "ab" for name, kind in zip(names, ROWS, strict=True)} | GOOD
@@ -135,7 +135,7 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
 
 
 def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tries):
-    row = fault("images", "images of 64 megapixels in all decoders at once", "they are in the dataset")
+    row = fault("images", "images of 64 megapixels in all decoders at once", "all are in the dataset")
     # Nothing is decoded before four decoders have one each: a fast one would be done before the next has started.
     files = {f"{number}": large_png(number) + b"<meet>" for number in range(tries(12, 4))}
     found = ingest(files, tmp_path)
@@ -158,10 +158,10 @@ def large_png(seed: int) -> bytes:
     [
         (b"<abort>", "a decoder that calls abort()", "decoder_crashed"),
         (b"<segv>", "a decoder that dies of a segmentation fault", "decoder_crashed"),
-        (b"<eat>", "a decoder that takes all memory it can get", "decoder_crashed"),
+        (b"<eat>", "a decoder that allocates all available memory", "decoder_crashed"),
         (b"<bug>", "a decoder that raises an unexpected exception", "decoder_crashed"),
         (b"<spin>", "a decoder that never ends", "too_slow"),
-        (b"<sleep>", "a decoder that waits for ever and computes nothing", "too_slow"),
+        (b"<sleep>", "a decoder that waits for ever without using CPU time", "too_slow"),
         (b"<stop>", "a decoder that stops itself (SIGSTOP)", "too_slow"),
     ],
 )
@@ -180,8 +180,8 @@ def test_an_image_that_breaks_its_decoder_costs_itself_alone(fault, tmp_path, tr
 def test_decoders_that_somebody_stops_cost_time_alone(fault, tmp_path, tries):
     row = fault(
         "images",
-        "SIGSTOP of all decoders at work",
-        "after ten times `--max-seconds`, or a minute, others take over; same bytes",
+        "SIGSTOP of all working decoders",
+        "after ten times `--max-seconds`, at least a minute, other processes take over; the same bytes",
     )
     # Large ones are more than a socket holds: sending them to a stopped decoder takes a minute to be given up.
     files = {f"{number:03d}": png(number) + bytes(number * tries(1024, 1)) for number in range(200)}

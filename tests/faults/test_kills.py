@@ -33,9 +33,9 @@ TIMEOUT_S = 1200.0
 # Kind of worker -> stages in which it is ended, and what happens then.
 WORKS = {"decoder": {"examining", "writing"}, "nursery": {"examining", "writing"}}
 WORKS |= {"writer": {"writing"}, "fetcher": {"examining"}}
-GOES_ON = dict.fromkeys(KINDS, "another one takes over")
-GOES_ON["fetcher"] = "the rest of its bucket is fetched by the process that started it"
-RESUME = "feedline: error: interrupted; what is finished is kept, run the same command again to continue"
+GOES_ON = dict.fromkeys(KINDS, "another process takes over")
+GOES_ON["fetcher"] = "the process that started it fetches the remaining images of its bucket"
+RESUME = "feedline: error: interrupted; finished work is kept, run the same command again to continue"
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,14 @@ def ended(source, tries, short) -> dict[str, dict]:
     return found
 
 
-KEPT = "nothing half published; a rerun does the unfinished work alone and ends with the same bytes"
-SAYS = f"gone within 5 s; one line says how to resume; {KEPT}"
+KEPT = "no partial dataset is published; a rerun does only the unfinished work and ends with the same bytes"
+SAYS = f"the process ends within 5 s; one line explains how to resume; {KEPT}"
 ROWS = {
     "SIGKILL": ("SIGKILL of `feedline ingest`", KEPT),
     "SIGTERM": ("SIGTERM of `feedline ingest`", SAYS),
     "SIGINT": ("SIGINT of `feedline ingest`", SAYS),
     "Ctrl-C": ("Ctrl-C: SIGINT of every process of `feedline ingest`", SAYS),
-    "Ctrl-C twice": ("Ctrl-C, and once more while the first is answered", SAYS),
+    "Ctrl-C twice": ("Ctrl-C, and again while the first is handled", SAYS),
 }
 
 
@@ -145,7 +145,7 @@ def struck(source, urls, tries) -> list[dict]:
 @pytest.mark.parametrize("name", SIGNALS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_is_ended(fault, struck, short, kind, name):
-    goes_on = GOES_ON[kind] if name in FATAL else "it takes no notice"
+    goes_on = GOES_ON[kind] if name in FATAL else "the process ignores the signal"
     row = fault("kills", f"{name} of {KINDS[kind]}", f"{goes_on}; the ingest ends with the same bytes and no reject")
     mine = [one for one in struck if (one["kind"], one["signal"]) == (kind, name)]
     for one in mine:

@@ -48,7 +48,7 @@ def test_a_signal_while_a_command_starts(fault, tries, source, dataset, tmp_path
     row = fault(
         "kills",
         "a signal while Python and libraries are imported",
-        "gone within 5 s; one line and the exit code of the signal, from the first line of the product on",
+        "the process ends within 5 s; as soon as code of Feedline runs, with one line and the exit code of the signal",
     )
     choose = random.Random(f"{SEED} {name}")
     took = []

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 SEED = 25
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 TIMEOUT_S = 2300.0
-KEPT = "no half model is pushed; a rerun takes what is finished from the cache, and ends with the same weights"
+KEPT = "no partial model is pushed; a rerun takes finished components from the cache, and ends with the same weights"
 AGAIN = "run the same command again to continue"
 BEFORE = ("ImageExampleGen", "StatisticsGen", "InferredSchema", "ExampleValidator", "DatasetGate", "Transform")
 
@@ -30,8 +30,8 @@ def test_a_run_is_ended(fault, tries, short, tmp_path):
     found = json.loads(outcome.out)
     assert not found["clean"]["left"], found["clean"]["left"]
     for name in SIGNALS:
-        says = "" if name == "SIGKILL" else "gone within 5 s; one line says how to resume; "
-        row = fault("kills", f"{name} of `feedline run`, from the training on", says + KEPT)
+        says = "" if name == "SIGKILL" else "the process ends within 5 s; one line explains how to resume; "
+        row = fault("kills", f"{name} of `feedline run`, during or after the training", says + KEPT)
         mine = [attempts for attempts in found["tries"] if attempts[0]["signal"] == name]
         for attempts in mine:
             lost = any(not one["versions"] for one in attempts)

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(1200)
 SEED = 21
 STEPS = 36
 TIMEOUT_S = 1100.0
-HELD = "gone within 5 s: the step is finished and a checkpoint written; the rest is trained, to the very same weights"
+HELD = "the process ends within 5 s, after a step and a checkpoint; a rerun ends with exactly the same weights"
 ROWS = {
-    "SIGKILL": "the newest whole checkpoint counts; the rest is trained, to the very same weights",
+    "SIGKILL": "a rerun continues from the newest complete checkpoint and ends with exactly the same weights",
     "SIGTERM": HELD,
     "SIGINT": HELD,
 }

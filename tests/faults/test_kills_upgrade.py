@@ -21,7 +21,7 @@ from tests.faults.process import finish, start
 
 
 def test_an_upgrade_is_killed(fault, dataset, tmp_path, tries):
-    text = "a sound dataset of either format; the next upgrade ends with the same bytes"
+    text = "the dataset is valid, in the old or the new format; the next upgrade ends with the same bytes"
     row = fault("kills", "SIGKILL of `feedline upgrade`", text)
     image_table.make_format_1(dataset)
     command = [sys.executable, "-W", "ignore", "-m", __name__, dataset, tmp_path, tries(100, 4)]

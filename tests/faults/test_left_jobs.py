@@ -25,8 +25,8 @@ SEED = 28
 IMAGES, BUCKET = 400, 8
 TRIES, ENDED = 2, {"CANCELED", "FINISHED"}
 LATE_S = 2.0  # a job takes longer than that and the start of the next command
-LEFT = "the job goes on, and the same command follows it to the same bytes"
-CANCELLED = "the job is cancelled, and the same command continues to the same bytes"
+LEFT = "the job continues; the same command, run again, waits for it and ends with the same bytes"
+CANCELLED = "the job is cancelled; the same command, run again, continues and ends with the same bytes"
 ROWS = {"SIGINT": LEFT, "SIGTERM": LEFT, "SIGKILL": CANCELLED}
 
 
@@ -96,7 +96,7 @@ def is_wrong(one: dict, name: str, clean: dict[str, bytes]) -> bool:
     """Returns whether a command ended otherwise than it should, its job did, or what the same command made of it."""
     number = signal.Signals[name]
     killed = number == signal.SIGKILL
-    left = "continues; run the same command to follow it" in one["said"]
+    left = "continues; run the same command to reattach to it" in one["said"]
     good = (
         one["code"] == (-number if killed else 128 + number)
         and left is not killed
@@ -110,7 +110,7 @@ def is_wrong(one: dict, name: str, clean: dict[str, bytes]) -> bool:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_command_of_a_job_on_a_cluster_is_ended(fault, standalone, source, clean, tmp_path, name):
-    says = "" if name == "SIGKILL" else "gone within 5 s; one line names the job; "
+    says = "" if name == "SIGKILL" else "the process ends within 5 s; one line names the job; "
     row = fault("kills", f"{name} of `feedline ingest` on a Flink cluster, without a terminal", says + ROWS[name])
     choose = random.Random(f"{SEED} {name}")
     all_attempts = []
@@ -125,6 +125,6 @@ def test_the_command_of_a_job_on_a_cluster_is_ended(fault, standalone, source, c
         shown = {key: value for key, value in attempts[wrong.index(True) if any(wrong) else 0].items() if key != "same"}
         row.tried(f"{late:.3f} s after the job began: {shown}", hang=hangs(attempts, name), wrong=any(wrong))
         all_attempts.append(attempts)
-    followed = ["following the job" in one["told"] for attempts in all_attempts for one in attempts]
+    followed = ["reattached to the job" in one["told"] for attempts in all_attempts for one in attempts]
     assert any(followed) is (name != "SIGKILL")
     sys.stdout.write(summary(name, [[one["seconds"] for one in attempts] for attempts in all_attempts]))

@@ -28,17 +28,17 @@ from tests.make_images import jpeg
 pytestmark = pytest.mark.timeout(900)
 
 OUTCOMES = {
-    "silent": ("servers silent while connecting or answering", "tried again, then rejected"),
-    "dripping": ("answers that drip a byte at a time", "cut at a deadline, tried again, then rejected"),
-    "broken": ("connections reset or cut, protocols broken", "tried again, then rejected"),
-    "busy": ("429 and 503, Retry-After in seconds, as a date, below zero, as nonsense", "waited for, a minute at most"),
-    "lengths": ("wrong Content-Length, longer or shorter", "the image or a reject; neighbours stay right"),
-    "endless": ("endless bodies", "cut at max_bytes and rejected"),
-    "onward": ("redirects in circles and to other schemes", "refused after five, other schemes at once"),
-    "encoded": ("compressed bodies and bombs in Content-Encoding", "never inflated, rejected"),
+    "silent": ("servers that do not respond to a connection or a request", "retried, then rejected"),
+    "dripping": ("responses that arrive one byte at a time", "stopped at a deadline, retried, then rejected"),
+    "broken": ("connections reset or cut, protocols broken", "retried, then rejected"),
+    "busy": ("429 and 503, Retry-After in seconds, as a date, negative or invalid", "retried then, a minute at most"),
+    "lengths": ("wrong Content-Length, longer or shorter", "the image or a reject; other images are unaffected"),
+    "endless": ("endless bodies", "stopped at `--max-bytes` and rejected"),
+    "onward": ("redirects in circles and to other schemes", "refused after five redirects, other schemes immediately"),
+    "encoded": ("compressed bodies and compression bombs by Content-Encoding", "rejected without decompression"),
     "headers": ("huge, endless and unprintable headers", "rejected in one printable line"),
-    "garbled": ("answers with random bytes in them", "the image or a named reject"),
-    "certificates": ("certificates self-signed, of another host, out of date", "rejected before anything is asked"),
+    "garbled": ("responses with random bytes", "the image or a reject with the reason"),
+    "certificates": ("certificates self-signed, of another host or expired", "rejected before a request is sent"),
 }
 _TIMEOUT_S = 1.0
 _ATTEMPTS = 2
@@ -252,8 +252,8 @@ def _pair() -> Iterator[tuple[WebServer, WebServer]]:
 
 
 def test_addresses_that_are_not_public_are_never_asked(tmp_path, fault):
-    direct = fault("network", "private addresses in every spelling, and names that lead there", "refused, never asked")
-    onward = fault("network", "redirects from public to private addresses", "refused, never asked")
+    direct = fault("network", "private addresses in every notation, or behind a name", "refused, not requested")
+    onward = fault("network", "redirects from public to private addresses", "refused, not requested")
     with _pair() as (public, secret):
         port = secret.server_port
         hosts = {f"{scheme} {host}": host for scheme in ("http", "https") for host in _SPELLINGS}
@@ -279,7 +279,7 @@ def test_addresses_that_are_not_public_are_never_asked(tmp_path, fault):
 
 
 def test_what_was_not_fetched_is_added_once_the_server_is_well(tmp_path, fault, tries):
-    row = fault("network", "a server that is down, then well", "rejects named; --retry-rejects adds them")
+    row = fault("network", "a server that is down for some time", "rejects; `--retry-rejects` adds them")
     pictures = {f"{number}": jpeg(number) for number in range(tries(40, 8))}
     with serving({}) as server:
         urls = {key: server.url(f"/{key}") for key in pictures}

@@ -50,7 +50,7 @@ def _csv(folder: Path, *rows: str, header: str = "image,label") -> str:
 
 
 def test_unbalanced_quotes(fault, ingests: Worker, folder: Path, tries):
-    row = fault("tables", "CSV with quotes that are not balanced", "one line that names the lines; no row is swallowed")
+    row = fault("tables", "CSV with quotes that are not balanced", "one line with the line numbers; no row is lost")
     rows = [f"{image},{label}" for image, label in zip(_IMAGES, _LABELS, strict=True)]
     chance = random.Random(1)
     for number in range(tries(60, 10)):
@@ -79,7 +79,7 @@ def test_unbalanced_quotes(fault, ingests: Worker, folder: Path, tries):
 
 
 def test_very_long_lines(fault, ingests: Worker, folder: Path, tries):
-    row = fault("tables", "a line of 1 GB", "one line; memory stays flat")
+    row = fault("tables", "a line of 1 GB", "one line; memory does not grow")
     size = tries(1 << 30, 256 << 20)
     _ingest(ingests, folder, _csv(folder, "0.jpg,cat"))  # the first of a process grows by all that it imports
     starts = {
@@ -105,7 +105,7 @@ def test_very_long_lines(fault, ingests: Worker, folder: Path, tries):
 
 
 def test_bytes_that_are_no_text(fault, ingests: Worker, folder: Path):
-    row = fault("tables", "NUL bytes and bytes that are not UTF-8", "a reject, or one line with the place")
+    row = fault("tables", "NUL bytes and bytes that are not UTF-8", "a reject, or one line with the position")
     good = [{"image": "1.jpg", "label": "dog"}, {"image": "2.jpg", "label": "cat"}]
     for bad in (b"\0", b"a\0b", b"\xff", b"\xed\xa0\x80"):
         for cells in ((bad, b"cat"), (b"0.jpg", bad)):
@@ -144,7 +144,7 @@ def _columns() -> Iterator[tuple[str, pa.Array]]:
 
 
 def test_parquet_of_wrong_types(fault, ingests: Worker, folder: Path, short: bool):
-    row = fault("tables", "Parquet with columns of wrong types", "a reject a row, or one line")
+    row = fault("tables", "Parquet with columns of wrong types", "a reject per row, or one line")
     good = {"image": pa.array(_IMAGES), "label": pa.array(_LABELS)}
     roles = {"image": (), "label": (), "weight": ("--weight-column", "weight"), "note": ("--extra-column", "note")}
     roles |= {
@@ -163,7 +163,7 @@ def test_parquet_of_wrong_types(fault, ingests: Worker, folder: Path, short: boo
 
 
 def test_damaged_parquet(fault, ingests: Worker, folder: Path, tries):
-    row = fault("tables", "Parquet cut anywhere, or with a flipped byte", "a reject, or one line")
+    row = fault("tables", "Parquet truncated anywhere, or with a flipped byte", "a reject, or one line")
     pq.write_table(pa.table({"image": _IMAGES, "label": _LABELS}), folder / "whole")
     data = (folder / "whole").read_bytes()
     (folder / "whole").unlink()
@@ -200,7 +200,7 @@ def test_damaged_parquet(fault, ingests: Worker, folder: Path, tries):
     ids=lambda line: line[:12] or "empty",
 )
 def test_broken_lines_of_json(fault, ingests: Worker, folder: Path, short: bool, line: str):
-    row = fault("tables", "JSON lines with a broken line", "one line with its number")
+    row = fault("tables", "JSON lines with a broken line", "one line with the line number")
     lines = [json.dumps({"image": image, "label": "cat"}) for image in _IMAGES]
     for place in (0, 8) if short else (0, 4, 8):
         (folder / "t.jsonl").write_text("\n".join([*lines[:place], line, *lines[place:]]))
@@ -290,7 +290,7 @@ def _right_category(field: str, value: Any) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.parametrize("part", _FIELDS)
 def test_coco_of_wrong_values(fault, ingests: Worker, folder: Path, short: bool, part: str):
-    row = fault("tables", "COCO json with missing, double or impossible values", "a reject an image, or one line")
+    row = fault("tables", "COCO JSON with missing, duplicate or invalid values", "a reject per image, or one line")
     odd = _ODD[::8] if short else _ODD
     for field in _FIELDS[part]:
         for value in [*odd, "gone", "double", *(_BOXES if field == "bbox" else [])]:
@@ -311,7 +311,7 @@ def test_coco_of_wrong_values(fault, ingests: Worker, folder: Path, short: bool,
 
 
 def test_what_is_no_coco_json(fault, ingests: Worker, folder: Path):
-    row = fault("tables", "json that is not COCO, cut or nested without end", "one line")
+    row = fault("tables", "JSON that is not COCO, truncated, or nested without end", "one line")
     whole = json.dumps(_coco())
     broken = ["", "{", "[" * 200_000, '{"images": ' + "[" * 200_000, whole[: len(whole) // 2], whole + "}", "\0" * 99]
     texts = dict.fromkeys(broken, "t.json is not JSON: ")
@@ -334,7 +334,7 @@ def test_what_is_no_coco_json(fault, ingests: Worker, folder: Path):
 
 
 def test_class_names(fault, ingests: Worker, folder: Path):
-    row = fault("tables", "class names with .., /, NUL or line ends", "names like any other, or a reject; never a path")
+    row = fault("tables", "class names with .., /, NUL or line ends", "stored as text, or a reject; never a path")
     named = list(zip(_IMAGES * 2, _STRANGE, strict=False))
     rows = [{"image": image, "label": label, "key": str(number)} for number, (image, label) in enumerate(named)]
     keys = [one["key"] for one in rows]

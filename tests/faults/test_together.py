@@ -16,8 +16,8 @@ SEED = 23
 
 
 def test_of_several_ingests_into_one_output_each_is_refused_or_comes_whole_after_another(fault, tries, tmp_path):
-    text = "refused by name, or what one after the other would leave; a reader sees whole datasets; a rerun ends well"
-    row = fault("kills", "ingests into one output at once, some of them killed", text)
+    text = "refused, or the same result as in sequence; readers see complete datasets; a rerun succeeds"
+    row = fault("kills", "several ingests into one output at the same time, some of them killed", text)
     module = [sys.executable, "-W", "ignore", "-m", "tests.faults.together"]
     outcome = finish(start([*module, tmp_path / "together", SEED, tries(80, 6)]), 1200.0)
     assert outcome.code == 0, outcome.err[-2000:]

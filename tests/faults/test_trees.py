@@ -109,7 +109,7 @@ _KINDS = {
 
 
 def test_links(fault, ingests: Worker, tree: Path, tmp_path: Path):
-    row = fault("trees", "links that loop, dangle or lead out of the source", "followed once, rejected, or one line")
+    row = fault("trees", "links that loop, dangle or point outside the source", "followed once, rejected, or one line")
     outside = _plant(tmp_path / "outside", {"secret/s.jpg"})
     links = {
         "cat/loop.jpg": "loop.jpg",
@@ -144,8 +144,8 @@ def test_links(fault, ingests: Worker, tree: Path, tmp_path: Path):
 def test_what_nobody_may_read(fault, ingests: Worker, tree: Path, tmp_path: Path):
     row = fault(
         "trees",
-        "files and directories without the right to read them",
-        "one line that names them, or rejected if asked",
+        "files and directories without read permission",
+        "one line that names them; with `--unreadable reject`, rejected",
     )
     hidden = tree / "cat" / "1.jpg"
     hidden.chmod(0)
@@ -214,7 +214,7 @@ def test_images_that_change_between_the_passes(fault, ingests: Worker, tree: Pat
 @pytest.mark.parametrize("job", [1, 2])
 def test_images_that_lose_their_permission_between_the_passes(fault, ingests, tree, tmp_path, job):
     row = fault(
-        "trees", "images that lose their permission between the passes", "one line; granted, the next run reads them"
+        "trees", "images that lose their permission between the passes", "one line; with it, the next run reads them"
     )
     image = tree / "cat" / "1.jpg"
     found = ingests.ingest(tree, tmp_path / "out", between=(job, f"chmod 0 {shlex.quote(str(image))}"))
@@ -225,7 +225,7 @@ def test_images_that_lose_their_permission_between_the_passes(fault, ingests, tr
 
 
 def test_a_tree_that_changes_all_the_time(fault, ingests: Worker, tree: Path, tmp_path: Path, tries):
-    row = fault("trees", "files and folders that come and go while the tree is listed", "what stays is in, or one line")
+    row = fault("trees", "paths that appear or vanish during the listing", "the other files are written, or one line")
     work = (
         "import os, shutil, sys\n"
         "root = sys.argv[1]\n"
@@ -248,7 +248,7 @@ def test_a_tree_that_changes_all_the_time(fault, ingests: Worker, tree: Path, tm
 
 
 def test_twins(fault, ingests: Worker, tmp_path: Path):
-    row = fault("trees", "names that differ by case or by Unicode form alone", "each is an image of its own")
+    row = fault("trees", "names that differ only in case or in Unicode form", "each is a separate image")
     names = {"cat/a.jpg", "cat/A.jpg", "cat/a.JPG", "Cat/a.jpg"}
     names |= {f"{unicodedata.normalize(form, 'käfer')}/é{form}.jpg" for form in ("NFC", "NFD")}
     names |= {f"cat/{unicodedata.normalize(form, 'é')}.jpg" for form in ("NFC", "NFD")}
@@ -260,8 +260,8 @@ def test_twins(fault, ingests: Worker, tmp_path: Path):
 def test_names(fault, ingests: Worker, tmp_path: Path):
     row = fault(
         "trees",
-        "names with line ends, quotes, commas, patterns, 255 bytes or no UTF-8",
-        "kept as they are, or rejected",
+        "names with line ends, quotes, commas or wildcards, of 255 bytes, or not in UTF-8",
+        "unchanged in the dataset, or rejected",
     )
     files = {f"cat/{name}" for name in _NAMES} | {f"{name}/1.jpg" for name in _NAMES}
     tree = _plant(tmp_path / "tree", files)
@@ -291,7 +291,7 @@ def test_names(fault, ingests: Worker, tmp_path: Path):
 
 
 def test_names_of_the_source(fault, ingests: Worker, tree: Path, tmp_path: Path, tries):
-    row = fault("trees", "the same names for the source itself", "read like any other, or one line")
+    row = fault("trees", "a source with such a name", "read like any other source, or one line")
     names: list[str] = [*_NAMES, os.fsdecode(b"\xff")]
     for name in names[:: tries(1, 6)]:
         source = tmp_path / name
@@ -311,7 +311,7 @@ def test_names_of_the_source(fault, ingests: Worker, tree: Path, tmp_path: Path,
 
 def test_very_many_files(fault, ingests: Worker, tmp_path: Path, tries):
     count = tries(200_000, 20_000)
-    row = fault("trees", "200,000 files in one directory", "all are in or rejected; a listing takes under 2 kB a file")
+    row = fault("trees", "200,000 files in one directory", "all written or rejected; listing takes under 2 kB a file")
     tree = _plant(tmp_path / "tree", {f"cat/{number}.jpg" for number in range(10)})
     for number in range(1, 10):  # one in ten is an image, for the sake of time
         (tree / "cat" / f"{number}.jpg").write_bytes(b"")

@@ -140,7 +140,7 @@ def _of_others(dataset: Path, source: Path, out: Path):
 @pytest.mark.parametrize("kind", SOURCES)
 def test_names_that_are_paths_or_commands_lead_nowhere(sandbox, fault, kind):
     row = fault(
-        "untrusted", "labels, keys and members that are paths or commands", "kept as text; nothing else is touched"
+        "untrusted", "labels, keys and members that are paths or commands", "stored as text; no other file is touched"
     )
     lost = sandbox.lost(kind)
     strayed = sandbox.outside | {path for path, _ in below(sandbox.home / "out") if ESCAPED in path}
@@ -157,7 +157,7 @@ def test_names_that_are_paths_or_commands_lead_nowhere(sandbox, fault, kind):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_exports_hold_every_image_under_a_name_that_leads_nowhere(sandbox, fault, kind):
-    row = fault("untrusted", "keys that are paths or commands, exported to every format", "under names that are safe")
+    row = fault("untrusted", "keys that are paths or commands, exported to every format", "written under safe names")
     out = sandbox.home / "out"
     for command in (command for command in sandbox.codes if command[0] == "export" and f"/out/{kind}" in command[1]):
         row.tried(" ".join(command), lost=sandbox.codes[command] != 0, hang=sandbox.outcome.hang)
@@ -185,7 +185,7 @@ def _members(folder: Path):
 
 
 def test_datasets_whose_own_names_are_paths_are_refused_by_every_command(sandbox, fault):
-    row = fault("untrusted", "splits and shards in `dataset.json` named as paths", "the dataset is refused")
+    row = fault("untrusted", "splits and shards in `dataset.json` whose names are paths", "the dataset is refused")
     for command, code in sandbox.codes.items():
         if any("/theirs/" in part for part in command):
             row.tried(" ".join(command), hang=sandbox.outcome.hang, wrong=code != 3 or bool(sandbox.outside))
@@ -221,7 +221,7 @@ class _Markup(html.parser.HTMLParser):
 
 
 def test_markup_in_names_is_text_in_the_report(sandbox, fault):
-    row = fault("untrusted", "markup in labels, keys, reasons and values", "escaped; a policy forbids it too")
+    row = fault("untrusted", "markup in labels, keys, reasons and values", "escaped; the page also forbids scripts")
     for kind in SOURCES:
         path = sandbox.home / "out" / f"{kind}.html"
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Several ingests into one output at once, some of them killed; see `test_together.py`.
+"""Several ingests into one output at the same time, some of them killed; see `test_together.py`.
 
 `python -m tests.faults.together FOLDER SEED COUNT` has two or three command lines at a time start within moments of
 each other, COUNT times, and prints what it saw as one JSON object. Processes and moments are those of

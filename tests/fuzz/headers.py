@@ -15,7 +15,7 @@ _LIMITS = ImageLimits(max_pixels=1 << 22)
 def target(data: bytes) -> None:
     """Judges an image by its header; one that passes keeps the limits."""
     try:
-        header = header_check.gate(data, _LIMITS)
+        header = header_check.check_header(data, _LIMITS)
     except BadImage:
         return
     assert 0 < header.height * header.width <= _LIMITS.max_pixels, header

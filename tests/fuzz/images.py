@@ -12,7 +12,7 @@ with drive.instrumented(__name__):
     from beam_jobs.errors import BadImage
     from beam_jobs.images import process
     from beam_jobs.images.decode import decode_rgb, decode_sound_jpeg
-    from beam_jobs.images.header_check import gate
+    from beam_jobs.images.header_check import check_header
     from beam_jobs.options import ImageLimits, PixelOptions
 
 _LIMITS = ImageLimits(max_pixels=1 << 14)
@@ -28,7 +28,7 @@ def target(data: bytes) -> None:
     assert facts.bytes == len(stored), facts
     assert facts.sha256 == hashlib.sha256(stored).hexdigest(), facts
     assert facts.format in ("jpeg", "png", "raw"), facts
-    if (pixels := decode_sound_jpeg(data, gate(data, _LIMITS))) is not None:
+    if (pixels := decode_sound_jpeg(data, check_header(data, _LIMITS))) is not None:
         assert np.array_equal(pixels, decode_rgb(data))
     assert all(0 <= np.float32(value) <= 255 for value in facts.mean_rgb), facts  # as it is stored
 

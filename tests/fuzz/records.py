@@ -40,7 +40,7 @@ def target(data: bytes) -> None:
     assert list(tfrecord.read_records(io.BytesIO(framed), "framed")) == [(0, data)]
     with contextlib.suppress(DecodeError):
         record.decode(data)
-    record_check.check_record([data], _MANIFEST, _sizes)
+    record_check.check_records([data], _MANIFEST, _sizes)
     content_problem(data, "china/000.jpg", decode=True)
 
 
@@ -51,7 +51,7 @@ def _sizes(files: Sequence[bytes]) -> list[tuple[int, int] | BadImage]:
 
 def _size(data: bytes) -> tuple[int, int] | BadImage:
     try:
-        header_check.gate(data, _LIMITS)
+        header_check.check_header(data, _LIMITS)
         height, width = decode_checked(data).shape[:2]
     except BadImage as bad:
         return bad

@@ -120,6 +120,6 @@ def test_a_command_that_needs_tfx_says_what_to_install(program, command):
     done = program("feedline", *command.split())
     assert done.returncode == 2
     *_, line = done.stderr.splitlines()
-    assert line.startswith("feedline: error: this needs TFX, and there is no module '")
+    assert line.startswith("feedline: error: this command needs TFX, but module '")
     assert line.endswith(".txt '.[tfx]'")
     assert "Traceback" not in done.stderr

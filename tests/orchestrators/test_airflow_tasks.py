@@ -144,6 +144,6 @@ def test_the_file_holds_schedule_retries_and_absolute_paths(photos, tmp_path, mo
         assert f"'{path}'" in text
     assert "not_there" not in text
     assert f"schema {photos.parent}/not_there.pbtxt does not exist: the DAG infers one" in hint
-    assert "engine is left out" in hint
+    assert "engine is ignored" in hint
     assert "flink" not in text
     assert not (photos.parent / "root").exists()

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pydantic.dataclasses import dataclass
 
-from beam_jobs.common.settings import STRICT, Field, Options, allowed, fields, from_mapping
+from beam_jobs.common.settings import STRICT, Field, Options, describe_allowed, fields, from_mapping
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
@@ -17,7 +17,7 @@ from pipeline.settings.known_settings import sections, target_options
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
 # One setting of each form; within a form only the choices and the bounds differ.
 HINTS = {
-    re.sub("one of .*|from .*|of at .*|above .*", "", allowed(one.hint, one.annotations)): one
+    re.sub("one of .*|from .*|of at .*|above .*", "", describe_allowed(one.hint, one.annotations)): one
     for cls in OPTIONS
     for one in fields(cls).values()
     if not one.section
@@ -47,7 +47,7 @@ def test_minimal_settings_take_every_default():
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "ingest.splits has only all; evaluation"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "^ingest.splits names 1; .* write '1'"),
-        ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),
+        ({"root": "work"}, "the configuration has neither images nor a dataset; set ingest.source"),
         ({**MINIMAL, "root": ""}, "root is empty"),
         (
             {**MINIMAL, "evaluate": {"slice_by": "city"}},
@@ -70,7 +70,7 @@ def test_wrong_settings_are_named(settings, message):
     ("text", "message"),
     [
         ("a: [", "is not YAML"),
-        ("- a", "must hold a mapping"),
+        ("- a", "must contain a mapping"),
         ("a: " + "x" * (1 << 20), "is not YAML: it has more than 1,048,576 characters"),
     ],
 )

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "SECURITY.md"
 BEGIN, END = "<!-- advisories: begin -->", "<!-- advisories: end -->"
 _ACCEPTED = Path(__file__).parent / "accepted.yaml"
-_HEAD = ("package", "advisory", "mended in", "what it is", "why this version", "why it is accepted", "seen")
+_HEAD = ("package", "advisory", "fixed in", "vulnerability", "reason for version", "reason for acceptance", "source")
 
 Advisory = Mapping[str, Any]
 

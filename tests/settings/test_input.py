@@ -306,5 +306,5 @@ def run(published: Path, service: str, tmp_path: Path) -> Callable[[Mapping[str,
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_setting_of_the_input_changes_the_batches(row: Row, run: Callable[[Mapping[str, Any]], Fed]):
+def test_each_setting_of_the_input_changes_the_batches(row: Row, run: Callable[[Mapping[str, Any]], Fed]):
     row.check(run)

@@ -313,5 +313,5 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_setting_of_the_training_changes_what_comes_of_it(row: Row, run: Run):
+def test_each_setting_of_the_training_changes_its_result(row: Row, run: Run):
     row.check(run)

@@ -63,7 +63,7 @@ def test_a_store_that_fails_in_the_middle_loses_nothing_that_was_finished(photos
         return 0
 
     bucket.tap.refuse = fail_after_one_shard
-    with pytest.raises(FeedlineError, match="what was finished is kept, run the same command again") as told:
+    with pytest.raises(FeedlineError, match="finished work is kept, run the same command again") as told:
         run(options(str(photos), first), work=work)
     assert "\n" not in str(told.value)
     assert len(finished) == 1

@@ -47,7 +47,7 @@ print(digest(read(sys.argv[1], options(**json.loads(sys.argv[2])), epochs=2)))
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(download, "_held", {})
+    monkeypatch.setattr(download, "_locks", {})
     return tmp_path / "cache" / "feedline" / "datasets"
 
 
@@ -116,7 +116,7 @@ def test_every_shard_is_fetched_once_and_only_those_of_the_split(dataset, there,
 def test_a_fetch_that_breaks_off_goes_on_where_it_was(dataset, there, s3_bucket, cache):
     shards = manifest.load(str(dataset)).splits["train"].shards
     s3_bucket.tap.refuse = lambda asked: 503 * asked.path.endswith(shards[-1].name)
-    with pytest.raises(SourceError, match="cannot be read: .*; run it again, downloaded files are kept") as told:
+    with pytest.raises(SourceError, match="cannot be read: .*; try again, downloaded files are kept") as told:
         read(there, options(**SMALL, readers=1))
     assert "\n" not in str(told.value)
     assert not [name for name in copies(cache) if shards[-1].name in name]
@@ -285,7 +285,7 @@ def test_what_the_store_denies_while_it_is_read_is_one_line(dataset, gs_bucket):
         list(batches)
     cause = cause_of(caught.value)
     assert isinstance(cause, SourceError)
-    assert re.fullmatch(rf"{there}/Split-train/.*tfrecord cannot be read: .*; run it again", str(cause))
+    assert re.fullmatch(rf"{there}/Split-train/.*tfrecord cannot be read: .*; try again", str(cause))
 
 
 def test_a_dataset_that_is_replaced_in_the_store_is_noticed(dataset, gs_bucket):

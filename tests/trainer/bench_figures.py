@@ -13,7 +13,7 @@ from trainer.bench.bottleneck import (
     READ,
     STEP,
     TRANSFER,
-    Ablated,
+    Effect,
     Facts,
     Figures,
     Stage,
@@ -96,5 +96,5 @@ def figures(costs: dict[str, tuple[float, float]] | None = None, **changed: Any)
     )
 
 
-def ablated(name: str = "batched parse", rate: float = 1_200.0) -> Ablated:
-    return Ablated(name=name, without="parse_batch=1", base=1_560.0, rate=rate, base_cpu_us=740.0, cpu_us=800.0)
+def ablated(name: str = "batched parse", rate: float = 1_200.0) -> Effect:
+    return Effect(name=name, without="parse_batch=1", base=1_560.0, rate=rate, base_cpu_us=740.0, cpu_us=800.0)

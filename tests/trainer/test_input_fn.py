@@ -57,7 +57,7 @@ def test_shapes_and_types_are_known_before_anything_is_read(dataset, training):
 # --- ops and buffers
 
 
-def test_threads_and_buffers_are_bounded_as_asked_for(shades):
+def test_options_limit_threads_and_buffers(shades):
     given = options(threads=3, prefetch_batches=4, parse_batch=9)
     stream = make_dataset(str(shades), "train", given, training=True, epochs=FOREVER)
     set_options = stream.options()
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused_before_any_batch(dataset, tmp_path):
         ("decode", r"^eval_ops 'decode' .*: images differ in size, so add resize\(8\)$"),
     ],
 )
-def test_evaluation_refuses_random_ops_and_a_bare_decode_of_images_of_several_sizes(dataset, ops, message):
+def test_evaluation_refuses_random_ops_and_images_of_several_sizes(dataset, ops, message):
     with pytest.raises(OptionError, match=message):
         make_dataset(str(dataset), "eval", options(eval_ops=ops), training=False)
 
@@ -109,7 +109,7 @@ def test_evaluation_refuses_random_ops_and_a_bare_decode_of_images_of_several_si
 )
 def test_ops_that_do_not_end_at_the_side_of_the_options_are_refused(dataset, name, training, chain):
     given = options(**{name: chain})
-    message = f"^{name} {re.escape(repr(chain))} end at the shape"
+    message = f"^{name} {re.escape(repr(chain))} give images of shape"
     with pytest.raises(OptionError, match=message):
         make_dataset(str(dataset), "train", given, training)
     with pytest.raises(OptionError, match=message):
@@ -117,7 +117,7 @@ def test_ops_that_do_not_end_at_the_side_of_the_options_are_refused(dataset, nam
 
 
 def test_device_ops_of_another_side_are_refused_without_a_dataset():
-    with pytest.raises(OptionError, match=r"^device_ops 'random_crop\(6\)' end at 6 pixels; image_side_px is 8"):
+    with pytest.raises(OptionError, match=r"^device_ops 'random_crop\(6\)' give images of 6 pixels; image_side_px is"):
         check_options(options(device_ops="random_crop(6)"))
 
 
@@ -131,7 +131,7 @@ def test_images_of_the_size_of_the_model_need_no_op_that_sets_it(shades, trainin
 def test_chains_over_stored_pixels_are_checked_by_their_size():
     given = options(train_ops="decode|random_crop(8)", eval_ops="decode")
     check_options(given, raw_side=8)
-    with pytest.raises(OptionError, match="^eval_ops 'decode' end at the shape"):
+    with pytest.raises(OptionError, match="^eval_ops 'decode' give images of shape"):
         check_options(given, raw_side=16)
 
 

@@ -229,7 +229,7 @@ def split(noise) -> Split:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_is_the_order_and_the_pixels_of_the_oracle(noise, split, case):
+def test_order_and_pixels_equal_an_independent_computation(noise, split, case):
     chain, epochs = case.chain, case.epochs
     given = options(train_ops=CHAINS[chain], **case.options)
     host, start = Host(index=case.host[0], count=case.host[1]), Position(epoch=case.start[0], records=case.start[1])

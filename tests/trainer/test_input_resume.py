@@ -46,7 +46,7 @@ def test_hosts_that_cannot_mix_the_same_images_are_refused(noise):
     given = options(train_ops="decode|resize(8)|mixup(0.4)", batch_size=8, lanes=8)
     assert len(read(noise, given)) == 56
     with pytest.raises(
-        OptionError, match="^batch_size and lanes are 8; .* batch_size must be 16 or more, or lanes smaller"
+        OptionError, match="^batch_size and lanes are 8; .* batch_size must be 16 or more, or lanes must be smaller"
     ):
         make_dataset(str(noise), "train", given, True, host=Host(index=1, count=2))
 
@@ -93,7 +93,7 @@ def test_a_start_inside_of_an_evaluation_is_exact_on_one_host_and_refused_on_sev
 
 def test_a_host_without_a_record_pads_all_of_its_batches(noise):
     sizes = [
-        len(load_index(str(noise), manifest.load(str(noise)), "train").take_part(Host(index=host, count=64)))
+        len(load_index(str(noise), manifest.load(str(noise)), "train").host_part(Host(index=host, count=64)))
         for host in range(64)
     ]
     stream = make_dataset(str(noise), "train", options(batch_size=64), False, host=Host(index=sizes.index(0), count=64))

@@ -11,7 +11,7 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError, Source
 from tests.make_images import flipped
 from tests.trainer import train_once
 from trainer.input.checks import scale_warning
-from trainer.input.faults import remember
+from trainer.input.faults import register_fault
 from trainer.input_fn import make_dataset
 from trainer.job import Job, _explain_errors, _time_smaller, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
@@ -98,7 +98,7 @@ def test_the_figures_of_an_epoch_are_known_before(shades, train, some):
 
 
 def test_a_figure_that_no_epoch_has_is_refused_before_the_first(shades, capsys):
-    with pytest.raises(OptionError, match="there is no figure 'monitor=val_acuracy'"):
+    with pytest.raises(OptionError, match="there is no metric 'monitor=val_acuracy'"):
         fit(job_of(shades, {"monitor": "val_acuracy", "patience": 1}))
     assert "epoch 1" not in capsys.readouterr().err
 
@@ -183,6 +183,6 @@ def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shad
 
 @pytest.mark.parametrize("kind", [SourceError, CorruptDataset])  # of a sound dataset, damaged on the way
 def test_what_the_store_did_is_neither_damage_of_the_dataset_nor_a_wrong_op(shades, kind):
-    fault = remember(kind("gs://bucket/x is 'bad':\tsee \"log\"\x01"))
+    fault = register_fault(kind("gs://bucket/x is 'bad':\tsee \"log\"\x01"))
     with pytest.raises(kind, match="^gs://bucket/x is 'bad'"), _explain_errors(job_of(shades)):
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{fault}] [[IteratorGetNext]]")

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from beam_jobs.common.settings import shown
+from beam_jobs.common.settings import as_yaml
 from beam_jobs.errors import OptionError
 from trainer.ops import OPS, parse_ops
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
@@ -84,7 +84,7 @@ def test_every_op_of_training_is_known_to_the_chain_of_evaluation():
     ],
 )
 def test_values_out_of_range_are_refused(kind, name, value, allowed):
-    with pytest.raises(OptionError, match=f"^{name} is {re.escape(shown(value))}; it must be {allowed}$"):
+    with pytest.raises(OptionError, match=f"^{name} is {re.escape(as_yaml(value))}; it must be {allowed}$"):
         kind(**{name: value})
 
 

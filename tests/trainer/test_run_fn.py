@@ -63,7 +63,7 @@ def test_the_exported_model_knows_the_classes_and_serves_the_records(trained):
     assert history_of(trained.log)["history"]["val_accuracy"][-1] == pytest.approx(hits, abs=1e-6)
 
 
-def test_the_normalisation_is_that_of_the_train_split(trained, transform_output):
+def test_the_model_normalises_by_statistics_of_the_train_split(trained, transform_output):
     mean, std = channel_statistics(str(transform_output))
     channels = manifest.load(str(trained.dataset)).channels
     assert channels.split == "train"
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_exported_is_refused_before_the_first_step(
 def test_the_best_epoch_of_a_training_that_diverged_is_exported_and_marked(trained, transform_output, tmp_path, capsys):
     run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, own("diverging", keep="best")))
     assert (tmp_path / "model" / DIVERGED_NAME).read_text().startswith("loss is nan after step 7, in epoch 2 of 3; ")
-    assert "epoch 1, the best, is exported and evaluated, not pushed" in capsys.readouterr().err
+    assert "the best epoch, 1, is exported and evaluated, not pushed" in capsys.readouterr().err
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     records = tf.constant(records_of(trained.dataset, "eval"))
     assert np.isfinite(loaded.signatures["evaluate"](examples=records)["probabilities"]).all()
@@ -140,7 +140,7 @@ def test_a_training_that_was_stopped_goes_on_from_the_work_dir(trained, transfor
     bad_monitor = TrainerConfig(input=config.input, train=TrainOptions(epochs=2, jit="never", keep="best", monitor="x"))
     other = fn_args_of(trained.dataset, transform_output, tmp_path / "2", bad_monitor)
     other.custom_config["work_dir"] = str(tmp_path / "work")
-    with pytest.raises(OptionError, match="there is no figure 'monitor=x'"):
+    with pytest.raises(OptionError, match="there is no metric 'monitor=x'"):
         run_fn(other)
     stopped.serving_model_dir = str(tmp_path / "work" / "a_file" / "model")
     (tmp_path / "work").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Throughput and bottleneck of the input pipeline on this machine, and the option to change. See `docs/bench.md`."""
+"""Measures the input pipeline on this machine and finds its bottleneck and the option to change: `docs/bench.md`."""
 
 from trainer.bench.baselines import Rates, compare, naive_dataset, tutorial_dataset
 

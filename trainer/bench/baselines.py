@@ -1,7 +1,7 @@
-"""Baselines of the input pipeline: common tf.data pipelines, and the limit of this machine.
+"""Baselines of the input pipeline: two common tf.data pipelines, and the limit of this machine.
 
-The pipelines are the simplest one and that of the tf.data tutorials. The limit decodes or reads the same bytes on all
-cores without a pipeline. `compare` returns the two figures of the summary of a run.
+`naive` is the simplest possible pipeline, `tutorial` that of the tf.data tutorials. The limit decodes or reads the same
+bytes on all cores without a pipeline. `compare` returns the rates for the summary of `feedline run`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
 _TUTORIAL_SHUFFLE = 10_000  # records
-_MAX_SHUFFLE_BYTES = 256e6  # a share of the memory; reached with records above 25 kB
+_MAX_SHUFFLE_BYTES = 256e6  # limit of the shuffle buffer; 10,000 records above 25 kB would need more
 _MAX_SEED = 1 << 30
 
 
 def naive_dataset(path: str, split: str, options: InputOptions) -> tf.data.Dataset:
-    """Builds the simplest pipeline: one file after the other, one record after the other, batches of floats.
+    """Builds the simplest pipeline: sequential files and records, and batches of floats.
 
-    It decodes complete images, crops afterwards, and converts to floats on the host, with the ops of training.
+    It decodes complete images, then applies the other ops of training and converts to floats on the host.
 
     Returns:
-      endless dataset of (float32[batch, side, side, 3] in 0-1, int64[batch]: the label, or -1).
+      endless dataset of (images float32[batch, side, side, 3] in 0-1, labels int64[batch], -1 without a label).
     """
     source = open_source(path, split, options)
     stream = _prepare_images(tf.data.TFRecordDataset(source.files), source, None).repeat()
@@ -47,14 +47,14 @@ def naive_dataset(path: str, split: str, options: InputOptions) -> tf.data.Datas
 
 
 def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Dataset:
-    """Builds the pipeline of the performance guides: every stage is parallel, tuned by AUTOTUNE.
+    """Builds the pipeline of the tf.data performance guides: every stage is parallel, tuned by AUTOTUNE.
 
     It shuffles files, interleaves and maps in parallel, shuffles 10,000 records, and prefetches batches. It decodes
-    complete images and converts them to floats, as in the guides. The shuffle precedes the decode: 10,000 float images
-    of 224 pixels are 6 GB.
+    complete images and converts them to floats, as in the guides. It shuffles before decoding, because 10,000 float
+    images of 224 pixels take 6 GB.
 
     Returns:
-      endless dataset of (float32[batch, side, side, 3] in 0-1, int64[batch]: the label, or -1).
+      endless dataset of (images float32[batch, side, side, 3] in 0-1, labels int64[batch], -1 without a label).
     """
     source = open_source(path, split, options)
     window_records = max(1, min(_TUTORIAL_SHUFFLE, int(_MAX_SHUFFLE_BYTES / source.record_bytes)))
@@ -65,8 +65,8 @@ def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Da
     return _make_batches(stream, source, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
-def _prepare_images(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
-    """Parses records one by one, decodes, crops, converts to floats: returns a dataset of (image, label, seed)."""
+def _prepare_images(stream: tf.data.Dataset, source: Source, parallel_calls: int | None) -> tf.data.Dataset:
+    """Returns a dataset of (image, label, image seed): floats, or uint8 if ops that mix images follow."""
     dataset = source.plan.dataset
     ops, spec = unfuse_crop(source.plan.all_ops), base_spec(dataset)
     image_ops = ops[: first_mixing_op(ops)]
@@ -77,26 +77,26 @@ def _prepare_images(stream: tf.data.Dataset, source: Source, parallel: int | Non
         features = {name: parsed[name] for name in (record.HEIGHT, record.WIDTH)}
         image = apply_ops(image_ops, {**features, IMAGE: parsed[record.ENCODED]}, image_seed)[IMAGE]
         label = parsed[record.LABEL] if dataset.label_kind == "single" else tf.constant(NO_LABEL, tf.int64)
-        return _to_floats(image) if len(image_ops) == len(ops) else image, label, image_seed
+        return _convert_to_floats(image) if len(image_ops) == len(ops) else image, label, image_seed
 
-    return stream.map(prepare, num_parallel_calls=parallel)
+    return stream.map(prepare, num_parallel_calls=parallel_calls)
 
 
-def _make_batches(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
-    """Makes batches, and applies the ops that mix images."""
+def _make_batches(stream: tf.data.Dataset, source: Source, parallel_calls: int | None) -> tf.data.Dataset:
+    """Returns a dataset of batches (float images, labels), after the ops that mix images."""
     ops: Sequence[Op] = unfuse_crop(source.plan.all_ops)
-    first = first_mixing_op(ops)
+    first_index = first_mixing_op(ops)
     stream = stream.batch(source.options.batch_size)
 
-    def finish(images: tf.Tensor, label: tf.Tensor, image_seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        if first == len(ops):
+    def mix_images(images: tf.Tensor, label: tf.Tensor, image_seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if first_index == len(ops):
             return images, label
-        return _to_floats(apply_batch_ops(ops[first:], images, image_seeds, first)), label
+        return _convert_to_floats(apply_batch_ops(ops[first_index:], images, image_seeds, first_index)), label
 
-    return stream.map(finish, num_parallel_calls=parallel)
+    return stream.map(mix_images, num_parallel_calls=parallel_calls)
 
 
-def _to_floats(images: tf.Tensor) -> tf.Tensor:
+def _convert_to_floats(images: tf.Tensor) -> tf.Tensor:
     return tf.image.convert_image_dtype(images, tf.float32)
 
 
@@ -120,13 +120,13 @@ class Rates:
 
 @without_autograph
 def compare(path: str, split: str, options: InputOptions, seconds: float = 0.5) -> Rates:
-    """Measures both pipelines of training alternately.
+    """Measures `make_dataset` and `naive_dataset` for training alternately.
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
       options: options of the input pipeline.
-      seconds: duration of one measurement, seconds; each pipeline has three, with a warm-up of a quarter of it.
+      seconds: duration of a measurement; each pipeline has three, each after a warm-up of a quarter of this time.
 
     Raises:
       UsageError: the dataset or split does not exist.
@@ -137,7 +137,7 @@ def compare(path: str, split: str, options: InputOptions, seconds: float = 0.5) 
     return Rates(feedline=costs["feedline"].rate, naive=costs["naive"].rate)
 
 
-_TASK_BYTES = 1 << 20  # of encoded images; some 10 ms of decoding, so that the start of a task is negligible
+_TASK_BYTES = 1 << 20  # encoded images per task; decoding takes about 10 ms, far longer than starting a task
 _MAX_TASK_IMAGES = 256
 _READ_BYTES = 4 << 20
 
@@ -148,16 +148,16 @@ def bare_decode(name: str, encoded: Sequence[bytes], crops: int = 1) -> Subject:
     Args:
       name: name of the subject.
       encoded: contents of JPEG or PNG files.
-      crops: images that the pipeline makes of each, so that both have the same count.
+      crops: number of images that the pipeline makes of each file; each decoded file counts as so many images.
     """
-    mean = sum(map(len, encoded)) / len(encoded)
-    size = max(1, min(_MAX_TASK_IMAGES, int(_TASK_BYTES / mean), -(-len(encoded) // cores())))
-    tasks = [tf.constant(list(encoded[start : start + size])) for start in range(0, len(encoded), size)]
+    mean_bytes = sum(map(len, encoded)) / len(encoded)
+    task_images = max(1, min(_MAX_TASK_IMAGES, int(_TASK_BYTES / mean_bytes), -(-len(encoded) // cores())))
+    tasks = [tf.constant(encoded[start : start + task_images]) for start in range(0, len(encoded), task_images)]
 
     def decode(task: tf.Tensor) -> float:
-        return float(crops * _decode_all(task).shape[0])
+        return float(crops * _decode_files(task).shape[0])
 
-    return Subject(name=name, start=lambda: _on_all_cores(decode, itertools.cycle(tasks)), warm_images=len(encoded))
+    return Subject(name=name, start=lambda: _run_on_all_cores(decode, itertools.cycle(tasks)), warm_images=len(encoded))
 
 
 def bare_read(name: str, files: Sequence[str], record_bytes: float) -> Subject:
@@ -168,12 +168,12 @@ def bare_read(name: str, files: Sequence[str], record_bytes: float) -> Subject:
       files: paths of the shards.
       record_bytes: mean size of a record, to convert bytes to images.
     """
-    ranges = list(_ranges(files))
+    blocks = list(_block_offsets(files))
 
     def read(path_and_offset: tuple[str, int]) -> float:
         return len(storage.read_range(*path_and_offset, _READ_BYTES)) / record_bytes
 
-    return Subject(name=name, start=lambda: _on_all_cores(read, itertools.cycle(ranges)))
+    return Subject(name=name, start=lambda: _run_on_all_cores(read, itertools.cycle(blocks)))
 
 
 def warm_page_cache(files: Sequence[str], total_bytes: int) -> bool:
@@ -184,36 +184,36 @@ def warm_page_cache(files: Sequence[str], total_bytes: int) -> bool:
       total_bytes: size of all shards together.
 
     Returns:
-      whether they were read; False for remote shards, and for more than half of the free memory.
+      whether the shards were read; False if they are remote, or larger than half of the free memory.
     """
     if any(map(storage.is_remote, files)) or total_bytes > free_bytes() / 2:
         return False
-    for path, offset in _ranges(files):
+    for path, offset in _block_offsets(files):
         storage.read_range(path, offset, _READ_BYTES)
     return True
 
 
-def _ranges(files: Iterable[str]) -> Iterator[tuple[str, int]]:
+def _block_offsets(files: Iterable[str]) -> Iterator[tuple[str, int]]:
     for path in files:
         for offset in range(0, storage.size(path), _READ_BYTES):
             yield path, offset
 
 
 @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-def _decode_all(encoded: tf.Tensor) -> tf.Tensor:
-    # A graph, because a call from Python takes as long as the decode of a small image. It returns one pixel of each:
-    # TensorFlow does not decode unused images.
-    return tf.map_fn(lambda one: decode_rgb(one)[0, 0, 0], encoded, fn_output_signature=tf.uint8, parallel_iterations=1)
+def _decode_files(encoded: tf.Tensor) -> tf.Tensor:
+    # A graph, because a call from Python takes as long as decoding a small image. Its result has one value per image,
+    # because TensorFlow does not decode an image whose values are unused.
+    return tf.map_fn(lambda img: decode_rgb(img)[0, 0, 0], encoded, fn_output_signature=tf.uint8, parallel_iterations=1)
 
 
-def _on_all_cores(work: Callable[..., float], tasks: Iterator) -> Counts:
-    """Yields the results of completed tasks; the queue of the thread pool has one task more for each core."""
+def _run_on_all_cores(run_task: Callable[..., float], tasks: Iterator) -> Counts:
+    """Yields the sum of the results of each group of completed tasks; one task per core runs, and another waits."""
     pool = ThreadPoolExecutor(cores())
     try:
-        running: set[Future[float]] = {pool.submit(work, task) for task in itertools.islice(tasks, 2 * cores())}
+        running: set[Future[float]] = {pool.submit(run_task, task) for task in itertools.islice(tasks, 2 * cores())}
         while True:
             completed, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(work, next(tasks)) for _ in completed}
+            running |= {pool.submit(run_task, next(tasks)) for _ in completed}
             yield sum(future.result() for future in completed)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
-"""The bottleneck finder: measures stages, limit and baselines alternately in one run.
+"""Measures stages, limit and baselines alternately in one run, for `bottleneck.find_bottleneck`.
 
-After the input pipeline there are two more stages: the copy of a batch to the device, and a training step on it. The
-ablation removes one optimisation at a time from the pipeline to measure its effect.
+Two more stages follow the input pipeline: the copy of a batch to the device, and a training step with the batch. The
+ablation measures the effect of each optimisation: it removes one optimisation at a time from the pipeline.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from beam_jobs.common.system import free_bytes
 from beam_jobs.storage import is_remote
 from trainer.bench import baselines, bottleneck, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
-from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, STEP, TRANSFER, Ablated, Facts, Figures, Stage
+from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, STEP, TRANSFER, Effect, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Counts, Subject, dataset_subject
-from trainer.bench.stages import Source, Variant, assemble, op_names, open_source, spell, unfuse_crop
-from trainer.input.checks import check_room
+from trainer.bench.stages import Source, Variant, assemble, op_names, op_text, open_source, unfuse_crop
+from trainer.input.checks import check_memory
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model, check_model
 from trainer.ops import IMAGE, parse_ops
 from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions
 
-_BATCHES = 4  # copied alternately, so that no copy reads from the cache of the processor
-_DEFAULT_MEAN, _DEFAULT_STD = (127.5,) * 3, (64.0,) * 3  # without channel statistics; the speed is the same
+_TRANSFER_BATCHES = 4  # number of batches that are copied in turn: one would remain in the cache of the processor
+_DEFAULT_MEAN, _DEFAULT_STD = (127.5,) * 3, (64.0,) * 3  # for datasets without channel statistics; no effect on speed
 
 
 def device_name() -> str:
@@ -41,17 +41,17 @@ def device_name() -> str:
 
 
 def transfer_subject(source: Source, device: str) -> Subject:
-    """Returns the subject that copies uint8 batches to the device; for the CPU, within its memory."""
+    """Returns the subject that copies uint8 batches to the device; on the CPU, from memory to memory."""
     size, side = source.options.batch_size, source.options.image_side_px
-    noise = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with tf.device("CPU:0"):
-        batches = [tf.constant(noise.integers(0, 256, [size, side, side, 3], np.uint8)) for _ in range(_BATCHES)]
+        batches = [tf.constant(rng.integers(0, 256, [size, side, side, 3], np.uint8)) for _ in range(_TRANSFER_BATCHES)]
 
     def start() -> Counts:
         while True:
             for batch in batches:
                 with tf.device(device):
-                    # On the same device an identity is no copy.
+                    # On the same device, `tf.identity` does not copy.
                     copy = tf.raw_ops.DeepCopy(x=batch) if device == "CPU:0" else tf.identity(batch)
                 copy[0, 0, 0, 0].numpy()  # waits until the copy is complete
                 yield float(size)
@@ -62,10 +62,10 @@ def transfer_subject(source: Source, device: str) -> Subject:
 def training_step(source: Source, name: str) -> Callable[[tf.Tensor], None]:
     """Builds a model and returns its training step, a function of uint8[batch, side, side, 3].
 
-    All labels are the first class: the duration of a step does not depend on them.
+    All labels are the first class, because the duration of a step does not depend on the labels.
 
     Raises:
-      OptionError: the model does not exist, or does not fit the dataset.
+      OptionError: the model does not exist, or does not accept images of this size.
     """
     channels, options = source.plan.dataset.channels, source.options
     spec = ModelSpec(
@@ -111,8 +111,8 @@ def training_subject(name: str, dataset: tf.data.Dataset, step: Callable[[tf.Ten
     return Subject(name=name, start=start)
 
 
-ASSEMBLED = "all stages in a row"
-_SHUFFLE_SHARE = 0.1  # of free memory, for a shuffle of decoded images
+ASSEMBLED = "assembled pipeline"
+_SHUFFLE_SHARE = 0.1  # share of the free memory for a shuffle of decoded images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class Removal:
       name: name of the optimisation.
       without: what the pipeline does instead.
       dataset: the pipeline without the optimisation.
-      is_option: whether `dataset` is `make_dataset` with other options; else it is from `stages.assemble`.
-      note: other effects of the optimisation.
+      is_option: whether `dataset` is `make_dataset` with other options; otherwise `stages.assemble` built it.
+      note: other effects of the optimisation, such as on memory; may be empty.
     """
 
     name: str
@@ -135,12 +135,12 @@ class Removal:
 
     @property
     def subject(self) -> Subject:
-        """The measurement of `dataset`."""
+        """Returns the subject that iterates over `dataset`."""
         return dataset_subject(f"without {self.name}", self.dataset)
 
 
 def make_removals(source: Source) -> list[Removal]:
-    """Returns the optimisations of the pipeline of these options."""
+    """Returns the removal of each optimisation that the pipeline of a source has."""
     removals = [
         Removal(name=name, without=without, dataset=training_pipeline(source, options))
         for name, without, options in _option_changes(source)
@@ -149,51 +149,51 @@ def make_removals(source: Source) -> list[Removal]:
 
 
 def training_pipeline(source: Source, options: InputOptions) -> tf.data.Dataset:
-    """Returns the endless `make_dataset` of training."""
+    """Returns the endless result of `make_dataset` for training."""
     return make_dataset(source.path, source.split, options, training=True, epochs=FOREVER)
 
 
-def _ablated(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Ablated:
-    without = costs[removal.subject.name]
-    return Ablated(
+def _effect(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Effect:
+    cost = costs[removal.subject.name]
+    return Effect(
         name=removal.name,
         without=removal.without,
         base=base.rate,
-        rate=without.rate,
+        rate=cost.rate,
         base_cpu_us=base.cpu_us,
-        cpu_us=without.cpu_us,
+        cpu_us=cost.cpu_us,
         note=removal.note,
     )
 
 
 def _option_changes(source: Source) -> list[tuple[str, str, InputOptions]]:
+    """Returns (optimisation, its replacement, changed options) of each optimisation that an option can disable."""
     options, ops = source.options, parse_ops(source.options.train_spec)
     rows: list[tuple[str, str, dict[str, Any]]] = []
     if not source.is_raw and unfuse_crop(ops) != ops:
-        chain = "|".join(map(spell, unfuse_crop(ops)))
+        chain = "|".join(map(op_text, unfuse_crop(ops)))
         rows.append(("fused decode and crop", "decode, then crop", {"train_ops": chain}))
     if options.thread_count > 1:
         rows.append(("parallel map", "threads=1", {"threads": 1}))
     if options.parse_batch > 1:
         rows.append(("batched parse", "parse_batch=1", {"parse_batch": 1}))
-    if options.readers > 1 and is_remote(source.path):  # local shards are always read one after the other
+    if options.readers > 1 and is_remote(source.path):  # local shards are always read sequentially
         rows.append(("parallel readers", "readers=1", {"readers": 1}))
     return [(name, without, dataclasses.replace(options, **changes)) for name, without, changes in rows]
 
 
 def _stage_removals(source: Source) -> list[Removal]:
+    """Returns the removals of the optimisations that no option can disable."""
     if source.plan.vectorised:
         per_image = assemble(source, Variant())
         return [Removal(name="whole batches at a time", without="image by image", dataset=per_image)]
     size, image_bytes = source.options.batch_size, 3 * source.options.image_side_px**2
     window_records = _window_records(source)
+    shuffle_bytes = (window_records * image_bytes, window_records * source.record_bytes)  # without and with
     changes = (
-        ("uint8 batches", "float32", Variant(floats=True), (size * 4 * image_bytes, size * image_bytes)),
+        ("uint8 batches", "float32", Variant(floats=True), (4 * size * image_bytes, size * image_bytes)),
         ("prefetch", "none", Variant(prefetch=False), None),
-        (
-            *("shuffle before the decode", "after it", Variant(shuffle_images=window_records)),
-            (window_records * image_bytes, window_records * source.record_bytes),
-        ),
+        ("shuffle before the decode", "after it", Variant(shuffle_images=window_records), shuffle_bytes),
     )
     return [
         Removal(
@@ -201,14 +201,14 @@ def _stage_removals(source: Source) -> list[Removal]:
             without=without,
             dataset=assemble(source, variant),
             is_option=False,
-            note=f"{byte_counts[0] / 1e6:,.0f} MB instead of {byte_counts[1] / 1e6:,.0f}" if byte_counts else "",
+            note=f"{buffer_bytes[0] / 1e6:,.0f} MB instead of {buffer_bytes[1] / 1e6:,.0f}" if buffer_bytes else "",
         )
-        for name, without, variant, byte_counts in changes
+        for name, without, variant, buffer_bytes in changes
     ]
 
 
 def _window_records(source: Source) -> int:
-    """Returns the size of the shuffle window in records, limited by the memory for as many decoded images."""
+    """Returns the shuffle window in records; so many decoded images fit into a share of the free memory."""
     records = source.plan.dataset.split(source.split).records
     limit = _SHUFFLE_SHARE * free_bytes() / (3 * source.options.image_side_px**2)
     return max(1, int(min(records, source.options.shuffle_mb * 1e6 / source.record_bytes, limit)))
@@ -220,12 +220,12 @@ PIPELINE, LIMIT, TRAINED, NAIVE, TUTORIAL = "input pipeline", "limit", "with the
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The prepared measurements of a run.
+    """The measurements of a run, ready to start.
 
     Attributes:
       source: dataset and options.
       facts: dataset, options and machine, as plain values.
-      limit_description: description of the limit.
+      limit_description: text that describes the work of the limit.
       subjects: subjects in the order of their measurement.
       removals: optimisations of the ablation.
     """
@@ -237,24 +237,24 @@ class Bench:
     removals: tuple[Removal, ...]
 
     def duration(self, seconds: float) -> float:
-        """Returns the estimated duration of `measure`, seconds, without the delay of a slow first batch."""
+        """Returns the estimated duration of `measure`, seconds; a slow first batch is not included."""
         return meter.duration(len(self.subjects), seconds)
 
 
 def prepare(path: str, split: str, options: InputOptions, model: str = "", ablate: bool = False) -> Bench:
     """Builds all pipelines and reads the shards once.
 
-    The cache `auto` is replaced by `none`, because a cache changes the speed during the measurement.
+    The cache `auto` is replaced by `none`, because the speed would change while a cache is filled.
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
       options: options of the input pipeline.
       model: name of a model whose training step is measured too; empty for none.
-      ablate: whether to measure the pipeline without each of the optimisations too.
+      ablate: whether to measure also the effect of each optimisation.
 
     Raises:
-      UsageError: the dataset, split or model does not exist, or the options do not fit.
+      UsageError: the dataset, split or model does not exist, or the options do not fit the dataset.
       CorruptDataset: the dataset is damaged.
     """
     if model:
@@ -262,17 +262,17 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
     if options.cache == "auto":
         options = dataclasses.replace(options, cache="none")
     source = open_source(path, split, options)
-    check_room(options, source.plan.batch, _FLOAT_BYTES)
+    check_memory(options, source.plan.batch, _FLOAT_BYTES)
     pipeline = training_pipeline(source, options)
-    info = source.plan.dataset.split(split)
-    in_memory = baselines.warm_page_cache(source.files, info.bytes)
+    split_info = source.plan.dataset.split(split)
+    in_memory = baselines.warm_page_cache(source.files, split_info.bytes)
     pool = stages.load_pool(source)
     all_stages = stages.Stages(source=source, pool=pool)
-    warm_images = info.records if options.cache != "none" else 1
+    warm_images = split_info.records if options.cache != "none" else 1  # a cache is filled before the measurement
     crops = source.plan.crops
     subjects = [
         dataset_subject(PIPELINE, pipeline, warm_images),
-        _limit(source, pool),
+        _limit_subject(source, pool),
         dataset_subject(TUTORIAL, tutorial_dataset(path, split, options), crops=crops),
         dataset_subject(NAIVE, naive_dataset(path, split, options), crops=crops),
         *all_stages.isolated_subjects(),
@@ -285,11 +285,11 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
         subjects += [step_subject(source, step, device), training_subject(TRAINED, pipeline, step)]
     removals = make_removals(source) if ablate else []
     if any(not removal.is_option for removal in removals):
-        subjects.append(dataset_subject(ASSEMBLED, assemble(source, Variant())))  # to which they are compared
+        subjects.append(dataset_subject(ASSEMBLED, assemble(source, Variant())))  # compared with these removals
     subjects += [removal.subject for removal in removals]
     return Bench(
         source=source,
-        facts=_facts(source, pool, device, model, in_memory),
+        facts=_make_facts(source, pool, device, model, in_memory),
         limit_description="bare read of the same bytes" if source.is_raw else "bare decode of the same bytes",
         subjects=tuple(subjects),
         removals=tuple(removals),
@@ -299,50 +299,50 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
 def measure(
     bench: Bench, seconds: float, on_sample: Callable[[str], None] = lambda _: None, rounds: int = meter.ROUNDS
 ) -> Figures:
-    """Measures all subjects alternately.
+    """Measures all subjects alternately and returns the results.
 
     Args:
       bench: result of `prepare`.
       seconds: duration of one measurement, seconds.
-      on_sample: callback before each measurement, with the name of its subject.
-      rounds: number of measurements of each subject, whose median is the figure.
+      on_sample: callback before each measurement, with the name of the subject.
+      rounds: number of measurements of each subject; the result is their median.
     """
     costs = meter.measure_alternately(bench.subjects, seconds, rounds, on_sample)
     return Figures(
         facts=bench.facts,
-        stages=_stages(bench.source, costs, bench.facts.model),
-        prepare=_prepare(costs),
+        stages=_make_stages(bench.source, costs, bench.facts.model),
+        prepare=_ops_cost(costs),
         pipeline=costs[PIPELINE],
         limit=costs[LIMIT],
         limit_description=bench.limit_description,
         baselines={name: costs[name] for name in (TUTORIAL, NAIVE)},
         trained=costs.get(TRAINED),
         ablation=tuple(
-            _ablated(removal, costs[PIPELINE if removal.is_option else ASSEMBLED], costs) for removal in bench.removals
+            _effect(removal, costs[PIPELINE if removal.is_option else ASSEMBLED], costs) for removal in bench.removals
         ),
         device_ops=frozenset(DEVICE_OPS),
     )
 
 
-def _limit(source: Source, pool: stages.Pool) -> Subject:
+def _limit_subject(source: Source, pool: stages.Pool) -> Subject:
     if source.is_raw:
         return baselines.bare_read(LIMIT, source.files, source.record_bytes / source.plan.crops)
     return baselines.bare_decode(LIMIT, pool.encoded, source.plan.crops)
 
 
-def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
+def _make_stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
     image_ops = op_names(source.plan.image_ops)
     batch_ops = op_names(source.plan.all_ops)[len(image_ops) :]
-    kinds = {kind: kind for kind in (bottleneck.READ, bottleneck.PARSE, CALL)}
+    kinds = {kind: kind for kind in (bottleneck.READ, bottleneck.PARSE, CALL)}  # name of a subject -> kind of its stage
     kinds |= {name: AUGMENT if index else DECODE for index, name in enumerate(image_ops)}
     kinds |= {bottleneck.BATCH: bottleneck.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}
     kinds |= {TRANSFER: TRANSFER, STEP: STEP}
-    call = costs.get(CALL)
+    call_cost = costs.get(CALL)
     return tuple(
         Stage(
             name=model if kind == STEP else name,
             kind=kind,
-            cost=_net(costs[name], call) if call and name in image_ops else costs[name],
+            cost=_subtract_call(costs[name], call_cost) if call_cost and name in image_ops else costs[name],
             cumulative_rate=_cumulative_rate(name, costs),
         )
         for name, kind in kinds.items()
@@ -350,30 +350,30 @@ def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, 
     )
 
 
-def _net(cost: Cost, call: Cost) -> Cost:
-    """Subtracts the call of a map from the cost of an op, because all ops share one call."""
+def _subtract_call(cost: Cost, call: Cost) -> Cost:
+    """Subtracts the CPU time of calling a map from the cost of an op, because all ops share one call."""
     return dataclasses.replace(cost, cpu_us=max(0.0, cost.cpu_us - call.cpu_us))
 
 
-def _prepare(costs: dict[str, Cost]) -> Cost:
-    """Returns the cost of all ops; those of images and those of batches share the threads."""
+def _ops_cost(costs: dict[str, Cost]) -> Cost:
+    """Returns the cost of all ops: of those on images and those on batches, which share the threads."""
     parts = [costs[name] for name in (stages.IMAGE_OPS, stages.BATCH_OPS) if name in costs]
     return Cost(rate=1 / sum(1 / cost.rate for cost in parts), cpu_us=sum(cost.cpu_us for cost in parts))
 
 
 def _cumulative_rate(name: str, costs: dict[str, Cost]) -> float | None:
-    cost = costs.get(name if name == bottleneck.READ else f"up to {name}")
+    cost = costs.get(name if name == bottleneck.READ else f"up to {name}")  # `read` is the first stage
     return cost.rate if cost else None
 
 
-def _facts(source: Source, pool: stages.Pool, device: str, model: str, in_memory: bool) -> Facts:
+def _make_facts(source: Source, pool: stages.Pool, device: str, model: str, in_memory: bool) -> Facts:
     options, dataset = source.options, source.plan.dataset
-    info = dataset.split(source.split)
+    split_info = dataset.split(source.split)
     return Facts(
         dataset=source.path,
         split=source.split,
-        records=info.records,
-        shards=len(info.shards),
+        records=split_info.records,
+        shards=len(split_info.shards),
         record_bytes=source.record_bytes,
         policy=dataset.options["pixels"]["policy"],
         short_px=pool.short_px,

@@ -1,4 +1,4 @@
-"""Measures rates and CPU times of several subjects alternately, so that noise affects all of them alike."""
+"""Measures rates and CPU times of several pipelines alternately, so that other load affects all equally."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-ROUNDS = 3  # measurements of each subject; their median reduces the noise of shared machines
-_START_SECONDS = 0.3  # to start threads and allocate buffers of a pipeline, on a machine of two cores
+ROUNDS = 3  # measurements of each subject; the median reduces the noise of shared machines
+_START_SECONDS = 0.3  # time to start the threads and allocate the buffers of a pipeline, on a machine with two cores
 _WARM_SHARE = 1 / 4  # duration of the warm-up, as a share of the measurement
 
-Counts: TypeAlias = Generator[float, None, None]
+Counts: TypeAlias = Generator[float, None, None]  # the number of images of each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Work to measure.
+    """A pipeline or other work to measure.
 
     Attributes:
       name: name, unique within a run.
-      start: starts the work and returns an endless generator of the images of each step; closing it ends all threads.
-      warm_images: least number of images in the warm-up, such as the size of a cache.
+      start: starts the work and returns an endless generator of images per step; closing it ends all threads.
+      warm_images: minimum number of images in the warm-up, such as the number that fills a cache.
     """
 
     name: str
@@ -74,17 +74,17 @@ def dataset_subject(name: str, dataset: tf.data.Dataset, warm_images: int = 1, c
 
 
 def sample(subject: Subject, seconds: float) -> Cost:
-    """Measures a subject once, after a warm-up of a quarter of the time, and ends its threads.
+    """Measures a subject once, after a warm-up of a quarter of `seconds`, and ends its threads.
 
     Args:
       subject: subject to measure.
-      seconds: duration of the measurement, which ends with a complete step.
+      seconds: minimum duration of the measurement, which ends with a complete step.
     """
     counts = subject.start()
     try:
-        _run(counts, seconds * _WARM_SHARE, subject.warm_images)
+        _run_steps(counts, seconds * _WARM_SHARE, subject.warm_images)
         cpu_start = time.process_time()
-        images, elapsed = _run(counts, seconds, 1)
+        images, elapsed = _run_steps(counts, seconds, 1)
         cpu_seconds = time.process_time() - cpu_start
     finally:
         counts.close()
@@ -95,12 +95,12 @@ def sample(subject: Subject, seconds: float) -> Cost:
 def measure_alternately(
     subjects: Sequence[Subject], seconds: float, rounds: int = ROUNDS, on_sample: Callable[[str], None] = lambda _: None
 ) -> dict[str, Cost]:
-    """Measures all subjects once per round and returns name -> medians.
+    """Measures all subjects once per round and returns name -> medians of rate and CPU time.
 
     Args:
       subjects: subjects in the order of their measurement.
       seconds: duration of one measurement, seconds.
-      rounds: number of rounds.
+      rounds: number of measurements of each subject.
       on_sample: callback before each measurement, with the name of the subject.
     """
     samples: dict[str, list[Cost]] = {subject.name: [] for subject in subjects}
@@ -108,15 +108,15 @@ def measure_alternately(
         for subject in subjects:
             on_sample(subject.name)
             samples[subject.name].append(sample(subject, seconds))
-    return {name: _median(costs) for name, costs in samples.items()}
+    return {name: _median_cost(costs) for name, costs in samples.items()}
 
 
-def duration(subjects: int, seconds: float) -> float:
+def duration(subject_count: int, seconds: float) -> float:
     """Returns the estimated duration of `measure_alternately`, seconds."""
-    return subjects * ROUNDS * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
+    return subject_count * ROUNDS * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
 
 
-def _run(counts: Counts, seconds: float, min_images: float) -> tuple[float, float]:
+def _run_steps(counts: Counts, seconds: float, min_images: float) -> tuple[float, float]:
     """Runs steps for at least `seconds` and `min_images`; returns the images and the elapsed seconds."""
     start, images = time.perf_counter(), 0.0
     while True:
@@ -126,7 +126,7 @@ def _run(counts: Counts, seconds: float, min_images: float) -> tuple[float, floa
             return images, elapsed
 
 
-def _median(costs: Sequence[Cost]) -> Cost:
+def _median_cost(costs: Sequence[Cost]) -> Cost:
     return Cost(
         rate=statistics.median(cost.rate for cost in costs), cpu_us=statistics.median(cost.cpu_us for cost in costs)
     )

@@ -1,4 +1,4 @@
-"""The report of the figures: aligned lines for a terminal, and an HTML file without scripts and external resources."""
+"""The report of a measurement: text for a terminal, and an HTML page without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from pathlib import Path
 
 from beam_jobs.common import strings
 from beam_jobs.common.html import render_page
-from trainer.bench.bottleneck import BATCH, CALL, STEP, TRANSFER, Ablated, Figures, Stage, find_bottleneck
+from trainer.bench.bottleneck import BATCH, CALL, STEP, TRANSFER, Effect, Figures, Stage, find_bottleneck
 from trainer.bench.meter import Cost
 
-_WIDTH = 34
+_WIDTH = 34  # characters of the column of names
 
 
 def as_text(figures: Figures) -> str:
-    """Returns stages, totals, ablation and bottleneck."""
-    parts = [_head(figures), _stage_lines(figures), _total_lines(figures)]
+    """Returns the tables of stages, totals and ablation, and the sentence about the bottleneck, as text."""
+    parts = [_dataset_lines(figures), _stage_lines(figures), _total_lines(figures)]
     if figures.ablation:
-        parts.append(_ablation(figures.ablation))
-    return "\n\n".join(strings.lines(part) for part in [*parts, _conclusion(figures)])
+        parts.append(_ablation_lines(figures.ablation))
+    return "\n\n".join(strings.lines(part) for part in [*parts, _conclusion_lines(figures)])
 
 
 def title(stage: Stage, figures: Figures) -> str:
-    """Returns the title of a stage in reports."""
+    """Returns the name of a stage for the reports."""
     facts = figures.facts
-    target = "a copy in memory" if facts.device.startswith("CPU") else f"to {facts.device}"
+    destination = "a copy in memory" if facts.device.startswith("CPU") else f"to {facts.device}"
     titles = {
         CALL: "call of the ops",
         BATCH: f"batch of {facts.batch_size}",
-        TRANSFER: f"transfer, {target}",
+        TRANSFER: f"transfer, {destination}",
         STEP: f"training step, {stage.name}",
     }
     return titles.get(stage.kind, stage.name)
 
 
 def totals(figures: Figures) -> list[tuple[str, Cost, str]]:
-    """Returns name, cost and remark of the pipeline, the limit and the baselines."""
+    """Returns (name, cost, remark) of the pipeline, the limit and the baselines."""
     facts, rate = figures.facts, figures.pipeline.rate
     rows = [("input pipeline", figures.pipeline, f"{figures.efficiency:.0%} of the limit")]
     if figures.trained:
@@ -47,10 +47,10 @@ def totals(figures: Figures) -> list[tuple[str, Cost, str]]:
     return rows
 
 
-def _head(figures: Figures) -> Iterator[str]:
+def _dataset_lines(figures: Figures) -> Iterator[str]:
     facts = figures.facts
-    each, shards = strings.size(facts.record_bytes), strings.plural(facts.shards, "shard")
-    yield f"{facts.dataset}, {facts.split}: {facts.records:,} records of {each} in {shards}"
+    record_size, shards = strings.size(facts.record_bytes), strings.plural(facts.shards, "shard")
+    yield f"{facts.dataset}, {facts.split}: {facts.records:,} records of {record_size} in {shards}"
     yield f"{facts.ops}, batches of {facts.batch_size}, {facts.threads} threads on {facts.cores} cores"
 
 
@@ -69,7 +69,7 @@ def _total_lines(figures: Figures) -> Iterator[str]:
         yield f"{name:<{_WIDTH}} {cost.rate:>12,.0f} {cost.cpu_us:>10,.1f}   {remark}"
 
 
-def _ablation(rows: Sequence[Ablated]) -> Iterator[str]:
+def _ablation_lines(rows: Sequence[Effect]) -> Iterator[str]:
     yield f"{'without':<{_WIDTH}} {'images/s':>12} {'CPU us':>10} {'worth':>8}"
     for row in sorted(rows, key=lambda row: -row.worth):
         note = f"   {row.note}" if row.note else ""
@@ -77,19 +77,19 @@ def _ablation(rows: Sequence[Ablated]) -> Iterator[str]:
         yield f"{name:<{_WIDTH + 6}} {row.rate:>6,.0f} {row.cpu_us:>10,.1f} {row.worth:>7.2f}x{note}"
 
 
-def _conclusion(figures: Figures) -> Iterator[str]:
+def _conclusion_lines(figures: Figures) -> Iterator[str]:
     yield find_bottleneck(figures).sentence
     if figures.disturbed:
         yield (
-            f"Other processes took part of the machine: a bare decode had {figures.limit.cores:.1f} of "
-            f"{figures.facts.cores} cores. Rates are too low; CPU times hold."
+            f"Other processes used the cores: a bare decode had {figures.limit.cores:.1f} of "
+            f"{figures.facts.cores} cores. Rates are too low; CPU times are still correct."
         )
     if not figures.facts.in_memory:
-        yield "The shards were not read into memory before, so reading includes the disk or the network."
+        yield "The shards were not read into memory before measuring, so reading includes the disk or the network."
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_WIDTH_FACTOR = 1.06  # width of the chart by that of the longest bar
+_WIDTH_FACTOR = 1.06  # width of the chart divided by the length of the longest bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,11 @@ class Bar:
 
     Attributes:
       name: text beside the bar.
-      value: text at its end.
+      value: text at the end of the bar.
       remark: text below the name.
-      start: position of its left end, percent of the width.
-      length: length, percent of the width.
-      color: index of a colour of the page.
+      start: position of the left end of the bar, percent of the width of the chart.
+      length: length of the bar, percent of the width of the chart.
+      color: index of a colour of the style sheet.
     """
 
     name: str
@@ -115,11 +115,11 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class RateChart:
-    """The chart of rates.
+    """The chart of rates, with a line for the limit.
 
     Attributes:
       bars: bars of pipeline, training and baselines.
-      limit: position of the line, percent of the width.
+      limit: position of the line, percent of the width of the chart.
       label: text beside the line.
     """
 
@@ -129,7 +129,7 @@ class RateChart:
 
 
 def as_page(figures: Figures) -> str:
-    """Returns the HTML page; all names in it are escaped."""
+    """Returns the report as an HTML page, in which all names are escaped."""
     values = {
         "figures": figures,
         "facts": figures.facts,
@@ -144,23 +144,23 @@ def as_page(figures: Figures) -> str:
 
 
 def _rate_chart(figures: Figures) -> RateChart:
-    rows = [(name, cost, remark) for name, cost, remark in totals(figures) if cost is not figures.limit]
-    # The limit of stored pixels may be so high that all bars would look equal; its line is then outside the chart.
+    rows = [row for row in totals(figures) if row[1] is not figures.limit]
+    # The limit of stored pixels may be so high that all bars would be very short; its line is then outside the chart.
     longest = max(cost.rate for _, cost, _ in rows)
     width = max(longest, figures.limit.rate if figures.limit.rate < 4 * longest else 0) * _WIDTH_FACTOR
     bars = [
-        Bar(name=name, value=_rate(cost), remark=remark, length=100 * cost.rate / width, color=min(index, 2))
+        Bar(name=name, value=_rate_text(cost), remark=remark, length=100 * cost.rate / width, color=min(index, 2))
         for index, (name, cost, remark) in enumerate(rows)
     ]
     return RateChart(
         bars=bars,
         limit=100 * figures.limit.rate / width,
-        label=f"limit {_rate(figures.limit)}: {figures.limit_description}",
+        label=f"limit {_rate_text(figures.limit)}: {figures.limit_description}",
     )
 
 
 def _shares(figures: Figures) -> list[Bar]:
-    """Returns consecutive bars with the share of each stage in the CPU time of the input pipeline."""
+    """Returns adjacent bars: the share of each stage in the summed CPU time of all stages of the input pipeline."""
     stages = [stage for stage in figures.stages if stage.kind not in (TRANSFER, STEP)]
     total = sum(stage.cost.cpu_us for stage in stages) or 1.0
     bars: list[Bar] = []
@@ -168,11 +168,10 @@ def _shares(figures: Figures) -> list[Bar]:
     for stage in stages:
         length = 100 * stage.cost.cpu_us / total
         value = f"{stage.cost.cpu_us:,.1f} us, {length:.0f} %"
-        color = len(bars) % 6
-        bars.append(Bar(name=title(stage, figures), value=value, start=start, length=length, color=color))
+        bars.append(Bar(name=title(stage, figures), value=value, start=start, length=length, color=len(bars) % 6))
         start += length
     return bars
 
 
-def _rate(cost: Cost) -> str:
+def _rate_text(cost: Cost) -> str:
     return f"{cost.rate:,.0f} images/s"

@@ -1,7 +1,7 @@
 """Each stage of the input pipeline in isolation, with input from memory, and the pipeline from the shards to a stage.
 
-In isolation, a stage has all threads, and its input is in a cache; its rate is that of the pipeline if all other stages
-took no time. Ops are measured one by one, without the fusion of neighbouring ops.
+In isolation, a stage can use all threads, and its input is cached. Its rate is the rate that the pipeline would have if
+all other stages took no time. Ops are measured separately, without the fusion of consecutive ops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.ops.chain import RANDOM_FEATURES
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_MAX_NAME_LENGTH = 40  # characters of an op in a table
+_MAX_NAME_LENGTH = 40  # characters of an op with its arguments in a table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Source:
       path: directory of the dataset.
       split: name of the split.
       options: options of the input pipeline.
-      plan: plan of `make_dataset` for dataset and options.
+      plan: the `InputPlan` by which `make_dataset` builds this pipeline.
     """
 
     path: str
@@ -54,12 +54,12 @@ class Source:
     @property
     def record_bytes(self) -> float:
         """Mean size of a record, bytes."""
-        info = self.plan.dataset.split(self.split)
-        return info.bytes / info.records
+        split_info = self.plan.dataset.split(self.split)
+        return split_info.bytes / split_info.records
 
     @property
     def is_raw(self) -> bool:
-        """Whether the records hold pixels, which need no decode."""
+        """Whether the records contain pixels, which need no decoding."""
         return self.plan.dataset.options["pixels"]["policy"] == "raw"
 
 
@@ -67,18 +67,18 @@ def open_source(path: str, split: str, options: InputOptions) -> Source:
     """Opens a dataset.
 
     Raises:
-      UsageError: the dataset or split does not exist, or the options do not fit.
+      UsageError: the dataset or split does not exist, or the options do not fit the dataset.
       CorruptDataset: the dataset is damaged.
     """
     plan = make_plan(path, split, options, training=True, epochs=FOREVER)
     return Source(path=path, split=split, options=options, plan=plan)
 
 
-def spell(op: Op) -> str:
-    """Returns an op as `parse_ops` reads it, without the arguments that have their default."""
-    # `flip_vertical` extends `flip`, and stands after it in the table.
-    name = next((name for name, kind in reversed(OPS.items()) if isinstance(op, kind)), "")
-    if not name:  # the op that replaces a decode where the records hold pixels
+def op_text(op: Op) -> str:
+    """Returns an op as text for `parse_ops`, without arguments that have their default value."""
+    # `reversed`, because `FlipVertical` is a subclass of `Flip` and follows it in `OPS`.
+    name = next((name for name, op_class in reversed(OPS.items()) if isinstance(op, op_class)), "")
+    if not name:  # the op that replaces `decode` if the records contain pixels
         return type(op).__name__
     arguments = []
     for index, field in enumerate(dataclasses.fields(OPS[name])):
@@ -89,13 +89,13 @@ def spell(op: Op) -> str:
 
 
 def op_names(ops: Sequence[Op]) -> list[str]:
-    """Returns the name of each op of a chain in the figures; repeated names are numbered."""
-    names = [text if len(text) <= _MAX_NAME_LENGTH else f"{text.partition('(')[0]}(...)" for text in map(spell, ops)]
+    """Returns the name of each op of a chain for tables; equal names are numbered."""
+    names = [text if len(text) <= _MAX_NAME_LENGTH else f"{text.partition('(')[0]}(...)" for text in map(op_text, ops)]
     return [f"{name} #{names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def unfuse_crop(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Returns an equivalent chain that decodes complete images and crops them afterwards."""
+    """Returns an equivalent chain that decodes complete images and then crops them."""
     if isinstance(ops[0], DecodeRandomCrop):
         return (Decode(), ops[0].on_pixels(), *ops[1:])
     return tuple(ops)
@@ -106,20 +106,20 @@ def first_mixing_op(ops: Sequence[Op]) -> int:
     return next((index for index, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
 
 
-IMAGE_OPS, BATCH_OPS = "ops of images", "ops of batches"
-_POOL_BYTES = 64e6  # of records or pixels as input of a stage: larger than the caches of the processor
+IMAGE_OPS, BATCH_OPS = "ops of images", "ops of batches"  # names of the subjects that run all ops together
+_POOL_BYTES = 64e6  # size of the records or pixels that a stage reads: larger than the caches of the processor
 _MIN_POOL_IMAGES, _MAX_POOL_IMAGES = 16, 512
-_COUNT_BATCH = 64  # images per Python step: a step per image would take longer than the stage
+_COUNT_BATCH = 64  # images per step of the Python iterator: one step for each image would take longer than the stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Records in memory.
+    """Records in memory, the input of the stages.
 
     Attributes:
       serialized: the first records of the split, in order.
       encoded: the encoded image of each record.
-      pixels: mean height x width, pixels.
+      pixels: mean number of pixels of an image.
       short_px: mean short side, pixels.
     """
 
@@ -149,7 +149,7 @@ class Stages:
 
     Attributes:
       source: dataset and options.
-      pool: input of the stages.
+      pool: records in memory, the input of the stages.
     """
 
     source: Source
@@ -157,12 +157,12 @@ class Stages:
 
     @without_autograph
     def isolated_subjects(self) -> list[Subject]:
-        """Returns read, parse, the call of a map without ops, each op, all ops, batch, each op of batches."""
+        """Returns subjects for read, parse, a map without ops, each op, all ops together, batch, each op on batches."""
         plan, count = self.source.plan, len(self.pool.serialized)
         records = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(records).cache()
         windows = windowed_reader.plan_windows(plan.order, 0, windowed_reader.ENDLESS, Host())
-        read = windowed_reader.read_windows(windows, plan.index, self.source.options, fetches=plan.fetches)
+        read = windowed_reader.read_windows(windows, plan.index, plan.options, is_fetched=plan.uses_remote_reader)
         subjects = [
             self._subject(READ, read.map(lambda _, places, seed_epochs: (places, seed_epochs))),
             self._subject(
@@ -183,7 +183,7 @@ class Stages:
 
     @without_autograph
     def cumulative_subjects(self) -> list[Subject]:
-        """Returns the pipelines from the shards to parse, to the first and to the last op of images."""
+        """Returns subjects of three pipelines from the shards: up to parse, to the first and to the last image op."""
         ops = self.source.plan.image_ops
         rows = make_records_dataset(self.source.plan)
         if not self.source.plan.vectorised:
@@ -197,7 +197,7 @@ class Stages:
         return [self._subject(f"up to {name}", stream) for name, stream in streams.items()]
 
     def parse(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        """Parses `parse_batch` records per op; unbatches them if ops run on single images."""
+        """Parses records in batches of `parse_batch`; unbatches them if ops run on single images."""
         plan, options = self.source.plan, self.source.options
         parse_batch = partial(parse, spec=plan.spec, dataset=plan.dataset, seed=options.seed)
         batches = tf.data.Dataset.zip((stream.batch(options.parse_batch), tf.data.Dataset.counter()))
@@ -209,8 +209,8 @@ class Stages:
         return rows if plan.vectorised else rows.unbatch()
 
     def prepare(self, rows: tf.data.Dataset, ops: Sequence[Op]) -> tf.data.Dataset:
-        """Runs the first ops of the chain on every image, on all threads."""
-        salt = self.source.plan.first_salt
+        """Applies the first ops of the chain to every image, on all threads."""
+        salt = self.source.plan.first_salt  # index of the first of these ops in the complete chain
 
         def apply(row: Features) -> Features:
             return {**row, **apply_ops(ops, row, row[IMAGE_SEED], salt)}
@@ -218,30 +218,29 @@ class Stages:
         return rows.map(apply, self.source.options.thread_count, deterministic=True)
 
     def run(self, rows: tf.data.Dataset, ops: Sequence[Op], index: int = 0) -> tf.data.Dataset:
-        """Runs ops and returns one byte of each image: TensorFlow computes the image, and its copy takes no time.
+        """Applies ops and returns only one byte of each image, so that no time is spent on copying images.
 
         Args:
           rows: dataset of single images, or of batches if the ops take batches.
           ops: consecutive ops of the chain.
-          index: index of the first one in the chain.
+          index: index of the first of these ops in `plan.image_ops`.
         """
         salt = self.source.plan.first_salt + index
-        per_image = not self.source.plan.vectorised
 
-        def first_byte(row: Features, number: tf.Tensor) -> tf.Tensor:
-            # Repetitions of a row must result in other images.
-            image_seed = tf.stack([row[IMAGE_SEED][..., 0], tf.ones_like(row[IMAGE_SEED][..., 1]) * number], -1)
+        def first_byte(row: Features, row_number: tf.Tensor) -> tf.Tensor:
+            # With the number in the seed, random ops change a repeated row differently.
+            image_seed = tf.stack([row[IMAGE_SEED][..., 0], tf.ones_like(row[IMAGE_SEED][..., 1]) * row_number], -1)
             features = {name: value for name, value in row.items() if name not in RANDOM_FEATURES}
             image = apply_ops(ops, features, image_seed, salt)[IMAGE]
             if image.dtype == tf.string:
                 return tf.strings.length(image)
-            return tf.reshape(image, [-1])[0] if per_image else image[:, 0, 0, 0]
+            return image[:, 0, 0, 0] if self.source.plan.vectorised else tf.reshape(image, [-1])[0]
 
         stream = tf.data.Dataset.zip((rows, tf.data.Dataset.counter(dtype=tf.int32)))
         return self._count_batches(stream.map(first_byte, self.source.options.thread_count, deterministic=True))
 
     def batch(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Makes batches of the images and their seeds, which the ops of batches need."""
+        """Makes batches of images and their image seeds, which the ops on batches need."""
         plan = self.source.plan
         if plan.crops > 1:
             rows = rows.map(lambda row: {**row, IMAGE_SEED: tf.repeat(row[IMAGE_SEED][None], plan.crops, 0)})
@@ -252,18 +251,18 @@ class Stages:
         return rows.batch(plan.batch, drop_remainder=True)
 
     def _batch_op_subjects(self, image_batches: tf.data.Dataset) -> list[Subject]:
-        """Returns the ops of batches one by one and all together, with input from a pool of batches."""
+        """Returns subjects for the ops on batches, each separately and all together, with batches from memory."""
         plan = self.source.plan
         ops, names = plan.batch_ops, op_names(plan.all_ops)
-        pool = image_batches.take(max(1, self._pixel_pool_images() // plan.batch)).cache()
+        batch_pool = image_batches.take(max(1, self._pixel_pool_images() // plan.batch)).cache()
         subjects = []
         for index, _ in enumerate(ops):
-            inputs = self._apply_batch_ops(pool, ops[:index], 0).cache() if index else pool
+            inputs = self._apply_batch_ops(batch_pool, ops[:index], 0).cache() if index else batch_pool
             outputs = self._apply_batch_ops(inputs.repeat(), ops[index : index + 1], index).map(_get_image)
             name = names[len(names) - len(ops) + index]
             subjects.append(dataset_subject(name, self._with_options(outputs), plan.batch))
         if ops:
-            outputs = self._apply_batch_ops(pool.repeat(), ops, 0).map(_get_image)
+            outputs = self._apply_batch_ops(batch_pool.repeat(), ops, 0).map(_get_image)
             subjects.append(dataset_subject(BATCH_OPS, self._with_options(outputs)))
         return subjects
 
@@ -276,15 +275,17 @@ class Stages:
         return image_batches.map(apply, self.source.options.thread_count, deterministic=True)
 
     def _pixel_pool(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the first rows, whose decoded images are a pool of about 64 MB."""
+        """Returns the first rows, whose decoded images take about 64 MB."""
         images_per_row = self.source.options.parse_batch if self.source.plan.vectorised else 1
         return rows.take(max(1, self._pixel_pool_images() // images_per_row))
 
     def _pixel_pool_images(self) -> int:
+        """Returns the number of decoded images that take about 64 MB, within the limits of a pool."""
         pixels = max(self.pool.pixels, self.source.plan.crops * self.source.options.image_side_px**2)
         return int(min(len(self.pool.serialized), max(_MIN_POOL_IMAGES, _POOL_BYTES / (3 * pixels))))
 
     def _count_batches(self, stream: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a stream of batches, because a subject counts the rows of each element."""
         return stream if self.source.plan.vectorised else stream.batch(_COUNT_BATCH)
 
     def _subject(self, name: str, stream: tf.data.Dataset, warm_images: int = 1) -> Subject:
@@ -296,12 +297,12 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Changes to `make_dataset` that are not options.
+    """Changes to `make_dataset` for which it has no options.
 
     Attributes:
       floats: whether batches are float32 instead of uint8.
       prefetch: whether the pipeline prefetches batches.
-      shuffle_images: window of a shuffle of decoded images after the ops; 0 for the shuffle of records before them.
+      shuffle_images: decoded images in the buffer of a shuffle after the ops; 0 to shuffle records before the ops.
     """
 
     floats: bool = False
@@ -310,7 +311,7 @@ class Variant:
 
 
 def assemble(source: Source, variant: Variant) -> tf.data.Dataset:
-    """Returns a variant of `make_dataset` that processes single images, an endless dataset of (features, label)."""
+    """Returns an endless dataset of (features, label): `make_dataset` for single images, with the changes."""
     plan = source.plan
     if variant.shuffle_images:
         unshuffled = dataclasses.replace(source.options, shuffle="none")
@@ -318,18 +319,18 @@ def assemble(source: Source, variant: Variant) -> tf.data.Dataset:
     stream = images(plan, 0)
     if variant.shuffle_images:
         stream = stream.shuffle(variant.shuffle_images, seed=0)
-    # Ops of batches take uint8 images, so the conversion follows them.
+    # Ops on batches need uint8 images, so the conversion to floats follows them.
     if variant.floats and not plan.batch_ops:
-        stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
+        stream = stream.map(_convert_to_floats, source.options.thread_count, deterministic=True)
     stream = batches(stream, plan)
     if variant.floats and plan.batch_ops:
-        stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
+        stream = stream.map(_convert_to_floats, source.options.thread_count, deterministic=True)
     if variant.prefetch:
         stream = stream.prefetch(source.options.prefetch_batches)
     return stream.with_options(tf_options(source.options, plan.waiting_threads))
 
 
-def _to_floats(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
+def _convert_to_floats(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
     return {**features, IMAGE: tf.image.convert_image_dtype(features[IMAGE], tf.float32)}, label
 
 

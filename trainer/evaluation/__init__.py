@@ -1,1 +1,1 @@
-"""Figures of a model on a split, with confidence intervals."""
+"""Evaluation of a model on a split: figures such as the accuracy, with confidence intervals."""

@@ -1,10 +1,10 @@
-"""Evaluation on any number of machines: each evaluates its part of a split, all get the figures of the split.
+"""Evaluation on any number of machines: each evaluates its part of a split, all return the figures of the split.
 
-The machines exchange one small file each, in the log directory that they share. It holds counts and sums, so the
+Each machine writes one small file into the log directory that all share. The file contains counts and sums, so the
 figures are exact: every record counts once, and padding does not count.
 
-Files work without a strategy, on every file system that TensorFlow writes, and are readable; and where a worker has
-ended, the others raise an error instead of the endless wait of a collective operation.
+Files need no strategy, work on every file system that TensorFlow writes, and are readable. If a worker has ended, the
+other workers raise an error after a time limit; a collective operation would wait for ever.
 """
 
 from __future__ import annotations
@@ -53,45 +53,45 @@ class Exchange:
         if tf.io.gfile.exists(path):
             tf.io.gfile.remove(path)
 
-    def write(self, part: Mapping[str, Tally], weights: float) -> None:
+    def write(self, tallies: Mapping[str, Tally], fingerprint: float) -> None:
         """Writes the file of this worker atomically."""
         path = self._path(self._host.index)
         tf.io.gfile.makedirs(self._directory)
-        content = {"weights": weights, "part": {name: asdict(tally) for name, tally in part.items()}}
+        content = {"weights": fingerprint, "part": {name: asdict(tally) for name, tally in tallies.items()}}
         with tf.io.gfile.GFile(f"{path}.part", "w") as stream:
             stream.write(json.dumps(content))
         tf.io.gfile.rename(f"{path}.part", path, overwrite=True)
 
-    def read_all(self, weights: float, wait_s: float) -> list[dict[str, Tally]]:
+    def read_all(self, fingerprint: float, wait_s: float) -> list[dict[str, Tally]]:
         """Waits for the files of all workers and returns their tallies in the order of the workers.
 
         Raises:
-          FeedlineError: a file does not arrive in time, or is of other weights, such as one of an earlier training.
+          FeedlineError: a file does not arrive in time, or belongs to other weights, such as an older model's.
         """
         deadline = time.monotonic() + wait_s
         parts: dict[int, dict[str, Tally]] = {}
         while missing := sorted(set(range(self._host.count)) - set(parts)):
-            parts |= {index: part for index in missing if (part := self._read(index, weights)) is not None}
+            parts |= {index: part for index in missing if (part := self._read(index, fingerprint)) is not None}
             if len(parts) < self._host.count:
                 if time.monotonic() > deadline:
                     raise FeedlineError(self._timeout_message(sorted(set(missing) - set(parts)), wait_s))
                 time.sleep(_POLL_S)
         return [parts[index] for index in range(self._host.count)]
 
-    def _read(self, index: int, weights: float) -> dict[str, Tally] | None:
+    def _read(self, index: int, fingerprint: float) -> dict[str, Tally] | None:
         path = self._path(index)
         if not tf.io.gfile.exists(path):
             return None
         with tf.io.gfile.GFile(path) as stream:
             content = json.loads(stream.read())
-        is_equal = math.isclose(content["weights"], weights, rel_tol=_WEIGHTS_TOLERANCE)
-        if not is_equal and not (math.isnan(content["weights"]) and math.isnan(weights)):
+        is_equal = math.isclose(content["weights"], fingerprint, rel_tol=_WEIGHTS_TOLERANCE)
+        if not is_equal and not (math.isnan(content["weights"]) and math.isnan(fingerprint)):
             return None
         return {name: Tally(**tally) for name, tally in content["part"].items()}
 
     def _timeout_message(self, missing: Sequence[int], wait_s: float) -> str:
         path = self._path(missing[0])
-        reason = "is of other weights" if tf.io.gfile.exists(path) else "does not exist"
+        reason = "belongs to other weights" if tf.io.gfile.exists(path) else "does not exist"
         return (
             f"worker {', '.join(map(str, missing))} of {self._host.count} wrote no evaluation of step {self._step} "
             f"within {wait_s:g} s: {path} {reason}; all workers must run and share this directory"
@@ -131,10 +131,10 @@ def accuracy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 def cross_entropy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Returns the cross-entropy of each image in nats, without label smoothing; with several labels, their mean."""
-    likely = np.clip(outputs.astype(np.float64), _EPSILON, 1 - _EPSILON)
+    clipped_outputs = np.clip(outputs.astype(np.float64), _EPSILON, 1 - _EPSILON)
     if labels.ndim == 1:
-        return -np.log(likely[np.arange(len(labels)), labels])
-    return -(labels * np.log(likely) + (1 - labels) * np.log(1 - likely)).mean(-1)
+        return -np.log(clipped_outputs[np.arange(len(labels)), labels])
+    return -(labels * np.log(clipped_outputs) + (1 - labels) * np.log(1 - clipped_outputs)).mean(-1)
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -190,7 +190,7 @@ class Evaluation:
 
     Attributes:
       figures: name -> figure.
-      falling: names of the figures of which lower values are better.
+      falling: names of the figures for which lower values are better.
     """
 
     figures: Mapping[str, Figure]
@@ -207,12 +207,12 @@ class Evaluation:
           OptionError: the figure or the value of `choose_by` is unknown.
         """
         if name not in self.figures:
-            raise OptionError(unknown("figure", name, self.figures))
-        chosen = self.figures[name]
+            raise OptionError(unknown("metric", name, self.figures))
+        item = self.figures[name]
         if choose_by == "value":
-            return chosen.value
+            return item.value
         if choose_by == "lower_bound":
-            return chosen.high if name in self.falling else chosen.low
+            return item.high if name in self.falling else item.low
         raise OptionError(unknown("way to choose", choose_by, ("value", "lower_bound")))
 
     def logs(self) -> dict[str, float]:
@@ -237,7 +237,7 @@ def evaluate(
     strategy: tf.distribute.Strategy | None = None,
     host: Host | None = None,
 ) -> Evaluation:
-    """Evaluates a model on a split; every host calls it and gets the figures of all hosts together.
+    """Evaluates a model on a split; every host calls this function, which returns the figures of all hosts together.
 
     Examples:
       >>> from trainer import InputOptions, ModelSpec, build_model, evaluate_model, make_dataset
@@ -274,11 +274,11 @@ def evaluate(
     if host.count > 1:
         exchange.remove()
     part = evaluate_part(model, make(host), plan, strategy)
-    weights = fingerprint(model)
+    weights_fingerprint = fingerprint(model)
     parts = [part]
     if host.count > 1:
-        exchange.write(part, weights)
-        parts = exchange.read_all(weights, plan.wait_s)
+        exchange.write(part, weights_fingerprint)
+        parts = exchange.read_all(weights_fingerprint, plan.wait_s)
     evaluation = combine(parts, plan)
     if plan.directory:
         _summarise(os.path.join(plan.directory, worker_name(host)), combine([part], plan), step)
@@ -290,7 +290,7 @@ def evaluate(
 def evaluate_part(
     model: keras.Model, batches: tf.data.Dataset, plan: Plan, strategy: tf.distribute.Strategy | None = None
 ) -> dict[str, Tally]:
-    """Evaluates the records of one host and returns tallies that `combine` adds to those of the others.
+    """Evaluates the records of one host and returns tallies, which `combine` adds to those of other hosts.
 
     Args:
       model: model on any backend.
@@ -315,7 +315,7 @@ def evaluate_part(
 
 
 def combine(parts: Sequence[Mapping[str, Tally]], plan: Plan) -> Evaluation:
-    """Returns the figures of all parts together."""
+    """Returns the figures of a split from the tallies of its parts."""
     figures = {}
     for name in plan.measures:
         tally = Tally()
@@ -327,7 +327,7 @@ def combine(parts: Sequence[Mapping[str, Tally]], plan: Plan) -> Evaluation:
 
 
 def spreads(evaluations: Sequence[Evaluation], last: int = 10) -> dict[str, Spread]:
-    """Returns mean and spread of every figure over the last `last` evaluations, such as those of epochs."""
+    """Returns the variation of every figure over the last `last` evaluations, such as those of epochs."""
     latest = list(evaluations)[-last:]
     return {name: spread(item.figures[name].value for item in latest) for name in latest[0].figures}
 
@@ -343,26 +343,26 @@ def _outputs(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields labels, outputs and weights of each batch without its padding.
 
-    The model gets batches of one size, so that it is traced, and compiled by XLA, once: a smaller batch, the last one,
-    is filled with its first image.
+    The model gets batches of one size, so that it is traced, and compiled by XLA, once: the last batch, if smaller, is
+    filled with its first image.
     """
-    run = _replica_function(strategy, model) if strategy else _device_function(model)
+    predict = _replica_function(strategy, model) if strategy else _device_function(model)
     size = 0
     for features, label in batches:
         labels = label.numpy()
         size = max(size, len(labels))
-        rows = tf.range(size) * tf.cast(tf.range(size) < len(labels), tf.int32)  # 0, 1, ..., last, 0, 0, ...
+        row_indices = tf.range(size) * tf.cast(tf.range(size) < len(labels), tf.int32)  # 0, 1, ..., last, 0, 0, ...
         valid = features[VALID].numpy() > 0 if VALID in features else np.ones(len(labels), bool)
         weights = features[WEIGHT].numpy() if WEIGHT in features else np.ones(len(labels))
         if valid.any():
             inputs = plan.inputs(features)
             if len(labels) < size:
-                inputs = tf.nest.map_structure(lambda values, rows=rows: tf.gather(values, rows), inputs)
-            yield labels[valid], np.asarray(run(inputs))[: len(labels)][valid], weights[valid]
+                inputs = tf.nest.map_structure(lambda values, rows=row_indices: tf.gather(values, rows), inputs)
+            yield labels[valid], np.asarray(predict(inputs))[: len(labels)][valid], weights[valid]
 
 
 def _device_function(model: keras.Model) -> Callable[[Any], np.ndarray]:
-    """Returns a function of inputs -> outputs on one device; it converts tensors of TensorFlow for other backends."""
+    """Returns a function inputs -> outputs on one device, which converts tensors of TensorFlow for other backends."""
 
     def to_numpy(rows: tf.Tensor | tf.RaggedTensor) -> np.ndarray | tf.RaggedTensor:
         return rows if isinstance(rows, tf.RaggedTensor) else rows.numpy()
@@ -371,9 +371,9 @@ def _device_function(model: keras.Model) -> Callable[[Any], np.ndarray]:
 
 
 def _replica_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[Any], np.ndarray]:
-    """Returns a function of inputs -> outputs that shares a batch among the replicas of this machine.
+    """Returns a function inputs -> outputs that divides a batch among the replicas of this machine.
 
-    It does not wait for other machines, so that machines may evaluate different numbers of batches.
+    The function does not wait for other machines, so that machines may evaluate different numbers of batches.
     """
     count = strategy.num_replicas_in_sync // strategy_host(strategy).count
 
@@ -387,12 +387,12 @@ def _replica_function(strategy: tf.distribute.Strategy, model: keras.Model) -> C
         bounds = [(min(size, i * share), min(size, (i + 1) * share)) for i in range(count)]
         pieces = [tf.nest.map_structure(lambda rows, a=a, b=b: rows[a:b], inputs) for a, b in bounds]
         if count == 1:
-            values = pieces[0]
+            replica_inputs = pieces[0]
         else:
-            values = strategy.experimental_distribute_values_from_function(
+            replica_inputs = strategy.experimental_distribute_values_from_function(
                 lambda context: pieces[context.replica_id_in_sync_group % count]
             )
-        results = strategy.experimental_local_results(forward(values))
+        results = strategy.experimental_local_results(forward(replica_inputs))
         return np.concatenate([result.numpy() for result in results])
 
     return run

@@ -15,7 +15,7 @@ Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Sums over one value per image, enough for the mean and its error; the tallies of parts can be added.
+    """Sums over one value per image, from which the mean and its error follow; tallies of parts can be added.
 
     Attributes:
       count: number of images whose weight is above 0.
@@ -53,7 +53,7 @@ class Tally:
         )
 
     def __add__(self, other: Tally) -> Tally:
-        """Adds tallies of two parts, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
+        """Returns the joint tally, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
         if not self.count or not other.count:
             return self if self.count else other
         weight = self.weight + other.weight
@@ -122,12 +122,12 @@ def figure(tally: Tally, confidence: float = 0.95) -> Figure:
 def wilson(share: float, count: float, z: float = Z_95) -> tuple[float, float]:
     """Returns the lower and upper end of Wilson's score interval.
 
-    It does not vanish at a share of 1 as the jackknife of TFMA does: 26 correct predictions of 26 do not prove that the
-    27th is correct. The interval of `scipy.stats` is no substitute: it takes integer counts, no effective sample size.
+    Unlike the jackknife of TFMA, its width is not 0 at a share of 1: 26 correct predictions of 26 do not prove that the
+    27th is correct. The interval of `scipy.stats` takes only integer counts, no effective sample size.
 
     Args:
       share: share of the images, 0 to 1.
-      count: number of images, for weighted ones the effective sample size; for 0, the interval is 0 to 1.
+      count: number of images, or the effective sample size of weighted images; for 0, the interval is 0 to 1.
       z: quantile of the normal distribution, by default that for a confidence of 0.95.
     """
     if not count:
@@ -135,7 +135,7 @@ def wilson(share: float, count: float, z: float = Z_95) -> tuple[float, float]:
     weight = z * z / count
     middle = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    # Rounding must not move an end past the share, which is an end of the interval where it is 0 or 1.
+    # A share of 0 or 1 is an end of the interval itself; rounding must not move that end past it.
     return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
 
 
@@ -168,18 +168,18 @@ class Spread:
 
 
 def validation_spreads(history: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
-    """Returns mean and spread of each validation figure, whose name begins with `val_`, over the last ten epochs."""
+    """Returns the variation of each validation figure, whose name begins with `val_`, over the last ten epochs."""
     return {name: spread(values[-10:]) for name, values in history.items() if name.startswith("val_") and values}
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Returns mean and spread of repeated evaluations, such as those of the last ten epochs.
+    """Returns the variation of a figure over evaluations, such as those of the last ten epochs.
 
-    The evaluations share their images and have related weights, so this is no interval for other images; `figure`
-    returns one.
+    The evaluations have the same images and related weights, so the result is no confidence interval; `figure` returns
+    one.
 
     Args:
-      values: value of each evaluation, at least one; if one is not finite, mean and spread are NaN.
+      values: value of each evaluation, at least one; if a value is not finite, all statistics are NaN.
     """
     sample = [float(value) for value in values]
     count = len(sample)

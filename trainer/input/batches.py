@@ -1,4 +1,4 @@
-"""Counts the batches of a host, pads the last batch, and gives Keras a new pass every epoch."""
+"""Counts and pads the batches of a host, and provides a dataset whose every iteration is the next pass."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def batch_count(plan: InputPlan, start: Position, epochs: int) -> int | None:
     """Returns the number of batches of every host; None for `FOREVER` and when a tf.data service distributes them.
 
     Args:
-      plan: the plan of the pipeline.
-      start: position of its first image.
+      plan: plan of the pipeline.
+      start: position of the first image.
       epochs: passes over the split, or `FOREVER`.
     """
-    if epochs == FOREVER or plan.uses_data_service:  # each worker of a service drops its own incomplete batch
+    if epochs == FOREVER or plan.uses_data_service:  # each worker of a service drops an incomplete batch
         return None
     if plan.training:
         return count_images(plan, start, epochs) // plan.options.batch_size
     images = count_images(plan, start, epochs)
-    if plan.host.count > 1:  # the host that has the most records
+    if plan.host.count > 1:  # of the host with the most records
         images = -(-plan.total // plan.host.count) * plan.crops * epochs
     return -(-images // plan.batch)
 
@@ -44,9 +44,9 @@ def pad_if_needed(stream: tf.data.Dataset, plan: InputPlan, count: int | None) -
 
 
 def set_cardinality(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
-    """Sets the number of batches that `len` and `cardinality()` return; a wrong number is an error at the end.
+    """Sets the number of batches that `len` and `cardinality()` return; if it is wrong, reading fails at the end.
 
-    Without it, Keras begins one step too many to find the end.
+    Without the number, Keras starts one extra step to find the end.
     """
     return stream if count is None else stream.apply(tf.data.experimental.assert_cardinality(count))
 
@@ -71,8 +71,8 @@ def pad_batches(stream: tf.data.Dataset, size: int, count: int) -> tf.data.Datas
     def pad(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
         rows = tf.shape(features[KEY])[0]
         valid = tf.cast(tf.range(size) < rows, tf.float32)
-        fill = partial(_pad_rows, missing=size - rows, size=size)
-        features, label = tf.nest.map_structure(fill, (features, label))
+        pad_rows = partial(_pad_rows, missing=size - rows, size=size)
+        features, label = tf.nest.map_structure(pad_rows, (features, label))
         return {**features, VALID: valid}, label
 
     return stream.map(pad)
@@ -93,36 +93,36 @@ def _pad_rows(rows: tf.Tensor | tf.RaggedTensor, missing: tf.Tensor, size: int) 
     return tf.ensure_shape(padded, [size, *rows.shape[1:]])
 
 
-def iterate_passes(make: Callable[[tf.Tensor], tf.data.Dataset], count: int | None) -> tf.data.Dataset:
+def iterate_passes(make_pass: Callable[[tf.Tensor], tf.data.Dataset], count: int | None) -> tf.data.Dataset:
     """Returns a dataset whose every iteration is the next pass.
 
-    An iterator chooses its pass when it delivers its first batch. A pass that is not read to its last batch is
-    repeated, and iterators that run side by side read the same pass.
+    The pass of an iterator is chosen at its first batch. A pass that is not read to its last batch is repeated, and
+    iterators that run at the same time read the same pass.
 
     Args:
-      make: function from the number of the pass, int64 scalar, from 0, to its batches.
+      make_pass: function from the number of the pass, int64 scalar, from 0, to its batches.
       count: batches of every pass; None if it is unknown before the end.
     """
-    # Keras stops after `count` batches and never sees the end, so the last batch counts as the end. The number lives
-    # in the graph, because the dataset runs there, and in a table, because no strategy copies a table.
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
-    key = tf.constant(0, tf.int64)
+    # Keras stops after `count` batches and does not read to the end, so the last batch ends the pass. The number of the
+    # pass is in the graph, where the dataset runs, and in a table, because no strategy copies a table.
+    pass_table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
+    key = tf.constant(0, tf.int64)  # the only key of the table
 
     def next_pass(_: tf.Tensor) -> tf.data.Dataset:
-        number = table.lookup(key)
+        pass_number = pass_table.lookup(key)
 
-        def finish() -> bool:
-            table.insert(key, tf.maximum(number + 1, table.lookup(key)))
+        def end_pass() -> bool:
+            pass_table.insert(key, tf.maximum(pass_number + 1, pass_table.lookup(key)))
             return False
 
-        def deliver(index: tf.Tensor, batch: Any) -> Any:
-            tf.cond(index + 1 == count, finish, lambda: False)
+        def deliver_batch(index: tf.Tensor, batch: Any) -> Any:
+            tf.cond(index + 1 == count, end_pass, lambda: False)
             return batch
 
-        batches = make(number)
+        batches = make_pass(pass_number)
         if count is None:
-            empty = tf.data.Dataset.from_tensors(0).filter(lambda _: finish()).flat_map(lambda _: batches)
-            return batches.concatenate(empty)
-        return batches.enumerate().map(deliver)
+            pass_end = tf.data.Dataset.from_tensors(0).filter(lambda _: end_pass()).flat_map(lambda _: batches)
+            return batches.concatenate(pass_end)
+        return batches.enumerate().map(deliver_batch)
 
     return tf.data.Dataset.from_tensors(0).flat_map(next_pass)

@@ -1,7 +1,7 @@
 """The cache of an input pipeline: the result of its first ops for every record, in memory or in a local file.
 
 Only a result that is the same in every epoch can be cached: that of the ops before the first random one, if all images
-have one size there. Otherwise the cache holds the stored bytes, which helps only if the shards are remote.
+have one size after them. Otherwise the cache holds the stored bytes, which helps only if the shards are remote.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from trainer.input.windowed_reader import read_in_order
 from trainer.ops import IMAGE, Normalize, Op, apply_ops
 from trainer.options import InputOptions
 
-_SHARE_OF_FREE = 0.25  # the model, the shuffle window and other processes need the rest
+_FREE_MEMORY_SHARE = 0.25  # the model, the shuffle window and other processes need the rest
 FILL_FACTOR = 2  # joining the images copies them all
 _INDEX_NAME, _RECORDS_NAME = "index.npz", "records.tfrecord"
-_BLOCK_BYTES = 1 << 22  # of a file whose checksum is computed
+_BLOCK_BYTES = 1 << 22  # read at a time to compute a checksum
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheChoice:
-    """What the cache holds.
+    """The decision about the cache: its kind and its content.
 
     Attributes:
       kind: `none`, `memory` or `disk`.
@@ -59,49 +59,49 @@ class CacheChoice:
 
 
 def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, single_pass: bool) -> CacheChoice:
-    """Decides what to cache.
+    """Returns the decision about the cache.
 
     Args:
       options: options of the pipeline: `cache`, `cache_mb` and `service` are used.
-      ops: the complete chain.
+      ops: the ops that run image by image.
       index: the records.
       single_pass: whether the records are read only once; evaluation is usually repeated.
     """
-    reason = _reason_against(options, single_pass) if len(index) else "this host has no record"
+    reason = _reason_for_no_cache(options, single_pass) if len(index) else "this host has no record"
     if reason:
         return CacheChoice(kind="none", reason=reason)
     # Boxes and masks must move with the image, so it has to pass through every op.
     count, size = (0, None) if options.targets else find_fixed_prefix(ops)
-    total = int(len(index) * (size[0] * size[1] * 3 if size else index.record_bytes))
+    total = int(len(index) * (size[0] * size[1] * 3 if size else index.record_bytes))  # bytes
     if options.cache != "auto":
         return CacheChoice(kind=options.cache, reason=f"cache is {options.cache}", ops=count, size=size, bytes=total)
     if size is None and not storage.is_remote(index.files[0]):
-        return CacheChoice(kind="none", reason="images differ in size before random ops; local files need no cache")
-    limit = options.cache_mb * 1e6 or free_bytes() * _SHARE_OF_FREE
-    needed = f"{total / 1e6:,.0f} MB, twice that while it is filled, of {limit / 1e6:,.0f} MB for it"
+        return CacheChoice(kind="none", reason="images differ in size before a random op; local files need no cache")
+    limit = options.cache_mb * 1e6 or free_bytes() * _FREE_MEMORY_SHARE
+    usage = f"{total / 1e6:,.0f} MB, and twice as much while it is filled; the limit is {limit / 1e6:,.0f} MB"
     if total * FILL_FACTOR > limit:
-        return CacheChoice(kind="none", reason=f"it would take {needed}")
-    return CacheChoice(kind="memory", reason=f"it takes {needed}", ops=count, size=size, bytes=total)
+        return CacheChoice(kind="none", reason=f"it would take {usage}")
+    return CacheChoice(kind="memory", reason=f"it takes {usage}", ops=count, size=size, bytes=total)
 
 
-def _reason_against(options: InputOptions, single_pass: bool) -> str:
+def _reason_for_no_cache(options: InputOptions, single_pass: bool) -> str:
     if options.cache == "none":
         return "cache is none"
     if options.service:
         return "a tf.data service reads the shards on its workers"
-    return "one pass reads everything once anyway" if options.cache == "auto" and single_pass else ""
+    return "a single pass reads each record once" if options.cache == "auto" and single_pass else ""
 
 
 def find_fixed_prefix(ops: Sequence[Op]) -> tuple[int, tuple[int, int] | None]:
-    """Returns the number of first ops that are not random and end at uint8 images of one size, and that size."""
-    best: tuple[int, tuple[int, int] | None] = (0, None)
+    """Returns length and image size of the longest prefix without random ops that makes uint8 images of one size."""
+    prefix: tuple[int, tuple[int, int] | None] = (0, None)
     size = None
     for count, op in enumerate(ops, 1):
         if op.random or isinstance(op, Normalize):  # floats would take four times the space
             break
         size = op.size(size)
-        best = (count, size) if size else best
-    return best
+        prefix = (count, size) if size else prefix
+    return prefix
 
 
 def apply_prefix(encoded: tf.Tensor, ops: Sequence[Op]) -> tf.Tensor:
@@ -112,7 +112,7 @@ def apply_prefix(encoded: tf.Tensor, ops: Sequence[Op]) -> tf.Tensor:
 def load_in_memory(
     parsed: tf.data.Dataset, ops: Sequence[Op], index: RecordIndex, threads: int
 ) -> dict[str, tf.Tensor]:
-    """Reads all records into memory.
+    """Reads all records into memory and returns them.
 
     Args:
       parsed: batches of parsed records, each record once, in order.
@@ -121,7 +121,7 @@ def load_in_memory(
       threads: number of threads of the ops.
 
     Returns:
-      the parsed features of all records, `image` uint8[records, height, width, 3], or string[records] without ops.
+      the parsed features of all records; `image` is uint8[records, height, width, 3], or string[records] without ops.
     """
 
     def prepare(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -157,13 +157,13 @@ def write_on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, director
     try:
         offsets = _load_offsets(target, len(index))
         if offsets is None:
-            _make(index, ops, target, threads)
+            _create_cache(index, ops, target, threads)
             with np.load(os.path.join(target, _INDEX_NAME)) as arrays:
                 offsets = arrays["offset"]
         size = os.path.getsize(path)
     except OSError as error:
         raise OptionError(
-            f"cache_dir {directory} cannot be written: {error.strerror}; name another, or set cache to none"
+            f"cache_dir {directory} cannot be written: {error.strerror}; name another directory, or set cache to none"
         ) from error
     return RecordIndex(
         files=(path,),
@@ -177,10 +177,10 @@ def write_on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, director
 
 @functools.cache
 def _code_fingerprint() -> str:
-    """Returns the versions of the decoder and of the code, which the cached bytes depend on."""
-    module = pathlib.Path(__file__)
+    """Returns the version of TensorFlow, which decodes, and a hash of the code: the cached bytes depend on both."""
+    this_file = pathlib.Path(__file__)
     hasher = hashlib.sha256()
-    for path in (module, module.with_name("parse.py"), *sorted((module.parent.parent / "ops").glob("*.py"))):
+    for path in (this_file, this_file.with_name("parse.py"), *sorted((this_file.parent.parent / "ops").glob("*.py"))):
         hasher.update(path.read_bytes())
     return f"tensorflow {tf.__version__}, {hasher.hexdigest()}"
 
@@ -199,7 +199,7 @@ def _load_offsets(target: str, records: int) -> np.ndarray | None:
         problem = f"it cannot be read: {error}"
     if not problem and len(offsets) == records:
         return offsets
-    _log.warning("the cache %s is damaged: %s; it is written again", target, problem or "it holds other records")
+    _log.warning("the cache %s is damaged: %s; it is written again", target, problem or "it has other records")
     return None
 
 
@@ -211,29 +211,29 @@ def _compute_crc(path: str) -> int:
     return crc
 
 
-def _make(index: RecordIndex, ops: Sequence[Op], target: str, threads: int) -> None:
+def _create_cache(index: RecordIndex, ops: Sequence[Op], target: str, threads: int) -> None:
     directory, name = os.path.split(target)
     os.makedirs(directory, exist_ok=True)
-    temporary = tempfile.mkdtemp(prefix=f"{name}-", dir=directory)
+    temporary_dir = tempfile.mkdtemp(prefix=f"{name}-", dir=directory)
     try:
-        _write(index, ops, temporary, threads)
-        _publish(temporary, target, len(index))
+        _write_cache(index, ops, temporary_dir, threads)
+        _publish_cache(temporary_dir, target, len(index))
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary_dir, ignore_errors=True)
 
 
-def _publish(temporary: str, target: str, records: int) -> None:
+def _publish_cache(temporary_dir: str, target: str, records: int) -> None:
     if os.path.isdir(target) and _load_offsets(target, records) is None:
-        os.rename(target, os.path.join(temporary, "damaged"))
+        os.rename(target, os.path.join(temporary_dir, "damaged"))
     try:
-        storage.rename(temporary, target)
+        storage.rename(temporary_dir, target)
     except OSError:
         if not os.path.isdir(target):  # otherwise another process published the same bytes
             raise
     shutil.rmtree(os.path.join(target, "damaged"), ignore_errors=True)
 
 
-def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) -> None:
+def _write_cache(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) -> None:
     spec = record.feature_spec((record.ENCODED,))
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

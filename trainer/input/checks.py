@@ -1,4 +1,4 @@
-"""Checks before anything is read: that ops fit each other, the model and its image size."""
+"""Checks before any record is read: the ops fit each other and the image size, the batches fit the memory."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ _SCALE_TOLERANCE = 1.05  # sizes are rounded
 
 @without_autograph
 def check_options(options: InputOptions, raw_side: int | None = None) -> None:
-    """Builds both chains of ops without data, so that errors appear before anything runs.
+    """Builds the chains of training and evaluation without data, so that errors appear before anything runs.
 
     Args:
       options: options of the pipeline.
       raw_side: height and width of stored pixels with the policy `raw`; None for JPEG and PNG files.
 
     Raises:
-      OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
+      OptionError: an op is unknown or does not fit, or the result is not uint8 images of `image_side_px`.
     """
     _check_device_ops(options)
-    text, number = tf.constant(""), tf.constant(0, tf.int64)
+    text, number = tf.constant(""), tf.constant(0, tf.int64)  # placeholders, which give the types
     parsed = {IMAGE: text, KEY: text, record.HEIGHT: number, record.WIDTH: number, LABEL: number}
     parsed[IMAGE_SEED] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-        first_batch_op(ops)  # refuses mixing of images of different sizes
+        first_batch_op(ops)  # raises if images of different sizes are mixed
         if any(isinstance(op, Normalize) for op in ops):
             spec = options.train_spec if training else options.eval_spec
             raise OptionError(f"ops {spec!r} contain normalize; leave it out: every model normalises its images itself")
         ops = adapt_ops_to_pixels(ops, raw_side) if raw_side else ops
-        unmixed = tuple(op for op in ops if not isinstance(op, MixingOp))
-        shape = _infer_shape(unmixed, parsed)
+        image_ops = tuple(op for op in ops if not isinstance(op, MixingOp))
+        shape = _infer_shape(image_ops, parsed)
         side = options.image_side_px
-        if None in tuple(shape) and type(unmixed[0]) is Decode and all(op.size((side, side)) for op in unmixed[1:]):
+        if None in tuple(shape) and type(image_ops[0]) is Decode and all(op.size((side, side)) for op in image_ops[1:]):
             # Correct if every stored image has the size of the model, which is unknown before they are stored.
-            shape = _infer_shape((DecodeSized(side, side), *unmixed[1:]), parsed)
+            shape = _infer_shape((DecodeSized(side, side), *image_ops[1:]), parsed)
         check_shape(shape, options, training)
 
 
 def _infer_shape(ops: tuple[Op, ...], row: dict[str, tf.Tensor]) -> tf.TensorShape:
     prepared = tf.data.Dataset.from_tensors(row).map(lambda row: apply_ops(ops, row, row[IMAGE_SEED]))
-    # A first dimension counts the crops of one image; in a batch each crop is a row.
+    # With several crops of an image, the first dimension is their number; in a batch each crop is a row.
     return prepared.element_spec[IMAGE].shape[-3:]
 
 
@@ -81,13 +81,13 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
     if shape != (side, side, 3):
         name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
         raise OptionError(
-            f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+            f"{name} {text!r} give images of shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
             f"{f': images differ in size, so add resize({side})' * (None in tuple(shape))}"
         )
 
 
 def check_start(start: Position, plan: InputPlan) -> None:
-    """Raises `OptionError` if several hosts are to start an evaluation inside of a pass."""
+    """Raises `OptionError` if several hosts would start an evaluation inside a pass."""
     if plan.host.count > 1 and start.records and not plan.training:
         raise OptionError(
             f"start is {start.records} records into the split, and each of {plan.host.count} hosts evaluates its "
@@ -96,7 +96,7 @@ def check_start(start: Position, plan: InputPlan) -> None:
 
 
 def scale_warning(options: InputOptions, short_px: float) -> str:
-    """Returns a warning if evaluation shows images at a scale that training never does, otherwise an empty string.
+    """Returns a warning if evaluation shows images at a scale that training never uses, otherwise an empty string.
 
     Args:
       options: options of the pipeline.
@@ -109,7 +109,7 @@ def scale_warning(options: InputOptions, short_px: float) -> str:
     training_scale = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
     return (
         f"{WARNING}train_ops show images at {training_scale} of their stored size and eval_ops at {scale:.2f}, so the "
-        f"model is evaluated and served on another scale than it learns; leave out or adapt "
+        f"model is evaluated and served at another scale than it is trained at; leave out or adapt "
         f"eval_ops {options.eval_spec!r}"
     )
 
@@ -125,11 +125,11 @@ def _scale_range(ops: Sequence[Op], short_px: float) -> tuple[float, float]:
             short_px += 2 * op.margin
         elif isinstance(op, (CenterCrop, RandomCrop, MultiCrop)):
             short_px = op.side
-        low, high = low * factor, high * factor / math.sqrt(getattr(op, "min_area", 1.0))
+        low, high = low * factor, high * factor / math.sqrt(getattr(op, "min_area", 1.0))  # small crops grow
     return low, high
 
 
-def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None:
+def check_memory(options: InputOptions, images: int, value_bytes: int = 1) -> None:
     """Checks that the batches fit into the free memory; the kernel kills a process that runs out of it.
 
     Args:
@@ -138,16 +138,16 @@ def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None
       value_bytes: bytes of one channel of a pixel; 4 for the floats in the baselines of the bench.
 
     Raises:
-      OptionError: they do not fit.
+      OptionError: the batches do not fit.
     """
     free = free_bytes()
-    batch = images * options.image_side_px**2 * 3 * value_bytes
-    needed = options.batches_held * batch
-    if needed > free:
+    batch_bytes = images * options.image_side_px**2 * 3 * value_bytes
+    needed_bytes = options.batches_in_memory * batch_bytes
+    if needed_bytes > free:
         raise OptionError(
-            f"batch_size is {options.batch_size}: {options.batches_held} batches of {size(batch)}"
+            f"batch_size is {options.batch_size}: {options.batches_in_memory} batches of {size(batch_bytes)}"
             f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {size(free)} are free; with "
-            f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed} images fit"
+            f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed_bytes} images fit"
         )
 
 
@@ -157,6 +157,6 @@ def _check_device_ops(options: InputOptions) -> None:
     side = output_side(parse_device_ops(options.device_ops), options.image_side_px)
     if side != options.image_side_px:
         raise OptionError(
-            f"device_ops {options.device_ops!r} end at {side} pixels; image_side_px is {options.image_side_px}, so it "
-            f"must be {options.image_side_px}"
+            f"device_ops {options.device_ops!r} give images of {side} pixels; image_side_px is {options.image_side_px}"
+            f", so it must be {options.image_side_px}"
         )

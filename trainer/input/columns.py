@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from pydantic import PlainSerializer
-from pydantic.dataclasses import dataclass as options
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from beam_jobs import errors
 from beam_jobs.common.settings import STRICT, Options
@@ -21,24 +21,24 @@ CONFIG_KEY = "transform"
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to float32 0-1: minimum and maximum of the training split become 0 and 1, other values are clipped."""
+    """Scales numbers to float32 0-1: minimum and maximum of the training split become 0 and 1; others are clipped."""
 
 
 @dataclass(frozen=True)
 class Zscore:
-    """Numbers to float32: (x - mean) / population standard deviation, both of the training split."""
+    """Converts numbers to float32: (x - mean) / population standard deviation, both of the training split."""
 
 
 @dataclass(frozen=True)
 class Bucketise:
-    """Numbers to int64 0 to `buckets` - 1: quantiles of the training split."""
+    """Converts numbers to int64 0 to `buckets` - 1, by quantiles of the training split."""
 
     buckets: int
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Text or whole numbers to int64: rank of the `top` most frequent values, others hash to `oov` numbers after."""
+    """Converts text or integers to int64: rank among the `top` most frequent, others hashed to `oov` more numbers."""
 
     top: int
     oov: int = 1
@@ -46,7 +46,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Text or whole numbers to int64 0 to `buckets` - 1 by their hash, independent of the data."""
+    """Converts text or whole numbers to int64 0 to `buckets` - 1, by a hash that does not depend on the data."""
 
     buckets: int
 
@@ -62,12 +62,12 @@ COLUMN_OPS: dict[str, type[ColumnOp]] = {
 _MINIMUMS = {"buckets": 2, "top": 1, "oov": 1}
 
 
-@options(frozen=True, kw_only=True, config=STRICT)
+@pydantic_dataclass(frozen=True, kw_only=True, config=STRICT)
 class TransformOptions(Options):
     """Options of Transform.
 
     Attributes:
-      columns: user column, without `extra/` -> one of `COLUMN_OPS` with its arguments, such as
+      columns: name of a user column, without `extra/` -> one of `COLUMN_OPS` with its arguments, such as
         `vocabulary(100, oov=4)`.
 
     Raises:
@@ -109,20 +109,20 @@ def parse_column(name: str, spec: object) -> ColumnOp:
     Raises:
       OptionError: there is no such op, or the arguments do not fit it.
     """
-    where = f"transform.columns.{name}"
+    setting = f"transform.columns.{name}"
     try:
         op_name, positional, named = parse_call(str(spec))
     except ValueError as error:
         ops = ", ".join(COLUMN_OPS)
-        message = f"{where} is {spec!r}; it must be one of {ops}, with arguments as in vocabulary(100)"
+        message = f"{setting} is {spec!r}; it must be one of {ops}, with arguments as in vocabulary(100)"
         raise OptionError(message) from error
     if op_name not in COLUMN_OPS:
-        raise OptionError(f"{where}: {unknown('op', op_name, COLUMN_OPS)}")
+        raise OptionError(f"{setting}: {unknown('op', op_name, COLUMN_OPS)}")
     try:
         op = COLUMN_OPS[op_name](*positional, **named)
     except TypeError as error:
         arguments = ", ".join(item.name for item in dataclasses.fields(COLUMN_OPS[op_name])) or "no argument"
-        raise OptionError(f"{where}: {spec!r} does not fit; {op_name} takes {arguments}") from error
+        raise OptionError(f"{setting}: {spec!r} does not fit; {op_name} takes {arguments}") from error
     for argument, value in dataclasses.asdict(op).items():
-        errors.check_whole(f"{where}: {argument} of {op_name}", value, _MINIMUMS[argument])
+        errors.check_whole(f"{setting}: {argument} of {op_name}", value, _MINIMUMS[argument])
     return op

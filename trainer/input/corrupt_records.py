@@ -1,7 +1,7 @@
 """Corrupt records: finding them, explaining a failed training, and excluding them from training.
 
-The offset of a record comes from the image table, not from the end of the record before it. So one damaged length
-hides no other record, and even an unreadable record has a key. If both checksums are right, the content is checked.
+The offset of a record comes from the image table, not from the end of the record before it. So a damaged length does
+not hide later records, and the key of an unreadable record is known. If both checksums match, the content is checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
 
     Args:
       payload: bytes of the record.
-      key: key of the image that the record must hold.
+      key: key that the record must have.
       decode: whether to decode the image too.
     """
     from google.protobuf.message import DecodeError
@@ -36,20 +36,20 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
         values = record.decode(payload)
     except DecodeError:
         return "is not a tf.train.Example"
-    if wrong := record.type_problem(values):
-        return f"is not of this format: {wrong}"
-    if missing := _missing_feature(values, (record.FILENAME, record.ENCODED)):
-        return missing
+    if problem := record.type_problem(values):
+        return f"does not have the record format: {problem}"
+    if problem := _find_missing_feature(values, (record.FILENAME, record.ENCODED)):
+        return problem
     if values[record.FILENAME][0] != key.encode():
-        return f"is that of {values[record.FILENAME][0]!r}"
+        return f"has the key {values[record.FILENAME][0]!r} instead"
     return _image_problem(values) if decode else ""
 
 
 def _image_problem(values: dict[str, list]) -> str:
     encoded = values[record.ENCODED][0]
     if values.get(record.FORMAT) == [b"raw"]:
-        if missing := _missing_feature(values, (record.HEIGHT, record.WIDTH)):
-            return missing
+        if problem := _find_missing_feature(values, (record.HEIGHT, record.WIDTH)):
+            return problem
         size = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
         return "" if len(encoded) == size else f"has {len(encoded)} bytes of pixels instead of {size}"
     try:
@@ -59,12 +59,12 @@ def _image_problem(values: dict[str, list]) -> str:
     return ""
 
 
-def _missing_feature(values: dict[str, list], names: tuple[str, ...]) -> str:
+def _find_missing_feature(values: dict[str, list], names: tuple[str, ...]) -> str:
     return next((f"has no {name}" for name in names if not values.get(name)), "")
 
 
 _log = logging.getLogger(__name__)
-_READ_BYTES = 4 << 20  # of a shard at a time
+_READ_BYTES = 4 << 20  # read from a shard at a time
 _MAX_LISTED = 3  # records that a message lists
 
 
@@ -75,9 +75,9 @@ class Damage:
     Attributes:
       number: number of the record in its split, from 0, in the order of the shards.
       shard: path of its shard.
-      offset: its first byte in the shard.
+      offset: first byte of the record in the shard.
       key: key of its image, from the image table.
-      reason: its fault, as the end of a sentence about the record.
+      reason: fault of the record, as the end of a sentence that begins with the record.
     """
 
     number: int
@@ -107,7 +107,7 @@ class _Location:
 def find_damage(path: str, split: str, decode: bool = False) -> list[Damage]:
     """Checks every record of a split: both checksums, the length, the `Example` and its key.
 
-    Reads the complete split, some MB at a time, as fast as the disk allows. No fault stops it.
+    Reads the complete split, some MB at a time, as fast as the disk allows. A fault does not stop the check.
 
     Args:
       path: directory of a published dataset.
@@ -133,27 +133,27 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
       error: error of TensorFlow, such as `tf.errors.DataLossError`, which names neither shard nor key.
 
     Returns:
-      an error of one line with shard, offset, key and what to do; None if the dataset is intact.
+      an error whose message, one line, contains shard, offset, key and remedy; None if the dataset is intact.
     """
     try:
         damages = find_damage(path, split) or list(itertools.islice(_iterate_damages(path, split, decode=True), 1))
-        wrong_size = "" if damages else _find_wrong_size(path, split)
+        size_fault = "" if damages else _find_wrong_size(path, split)
     except FeedlineError as failure:
         return CorruptDataset(str(failure))
-    stopped = f"training stopped: {clean_error_text(error)}"
+    stop_text = f"training stopped: {clean_error_text(error)}"
     if damages:
         more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
-        is_undecodable = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not decode
-        leave_out = "" if is_undecodable else f", or leave them out with max_corrupt_records={len(damages)}"
-        return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
-    return CorruptDataset(f"{wrong_size}; {stopped}; ingest again") if wrong_size else None
+        is_undecodable = damages[0].reason.startswith("cannot be decoded")  # `find_excluded` does not find it
+        advice = "" if is_undecodable else f", or leave them out with max_corrupt_records={len(damages)}"
+        return CorruptDataset(f"{damages[0]}{more}; {stop_text}; see `feedline verify {path}`, ingest again{advice}")
+    return CorruptDataset(f"{size_fault}; {stop_text}; ingest again") if size_fault else None
 
 
 def find_excluded(path: str, split: str, budget: int) -> frozenset[int]:
-    """Returns the records that training leaves out, and logs a warning for each.
+    """Returns the numbers of the records that training leaves out, and logs a warning for each record.
 
-    They are known before the first batch, so the order remains a function of (seed, epoch), and resuming remains exact.
-    `find_damage` finds them without decoding.
+    The check runs before the first batch, so the order remains a function of (seed, epoch), and resuming remains exact.
+    These are the records that `find_damage` finds without decoding.
 
     Args:
       path: directory of a published dataset.
@@ -168,9 +168,9 @@ def find_excluded(path: str, split: str, budget: int) -> frozenset[int]:
     """
     damages = find_damage(path, split)
     if len(damages) > budget:
-        listed = "; ".join(map(str, damages[:_MAX_LISTED])) + ("; ..." if len(damages) > _MAX_LISTED else "")
+        examples = "; ".join(map(str, damages[:_MAX_LISTED])) + ("; ..." if len(damages) > _MAX_LISTED else "")
         raise CorruptDataset(
-            f"{len(damages)} records of {split} are damaged, max_corrupt_records allows {budget}: {listed}; "
+            f"{len(damages)} records of {split} are damaged, max_corrupt_records allows {budget}: {examples}; "
             f"see `feedline verify {path}` and ingest again, or raise max_corrupt_records"
         )
     for damage in damages:
@@ -181,14 +181,14 @@ def find_excluded(path: str, split: str, budget: int) -> frozenset[int]:
 def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
     dataset = manifest.load(path)
     threads = cores() if decode else 1
-    records = itertools.chain.from_iterable(map(_read_shard, _locate_records(path, split, dataset)))
-    for location, reason in map_ordered(lambda item: (item[0], _find_fault(*item, decode)), records, threads):
+    located_records = itertools.chain.from_iterable(map(_read_shard, _locate_records(path, split, dataset)))
+    for location, reason in map_ordered(lambda item: (item[0], _find_fault(*item, decode)), located_records, threads):
         if reason:
             yield location.make_damage(reason)
 
 
 def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
-    names, first = dataset.shard_paths(path, split), 0
+    shard_paths, first_number = dataset.shard_paths(path, split), 0
     with lookup.open_images(path, dataset, (*lookup.SHARD_COLUMNS, "key")) as images:
         # A wrong offset would make intact records look damaged, and Parquet has no checksum of a table.
         for table, sha256 in zip(dataset.image_paths(path), dataset.image_digests.values(), strict=True):
@@ -200,10 +200,10 @@ def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_
             bounds = [*rows["offset"].to_pylist(), dataset.split(split).shards[index].bytes]
             ranges = zip(itertools.pairwise(bounds), rows["key"].to_pylist(), strict=True)
             yield [
-                _Location(number=number, shard=names[index], start=start, end=end, key=key)
-                for number, ((start, end), key) in enumerate(ranges, first)
+                _Location(number=number, shard=shard_paths[index], start=start, end=end, key=key)
+                for number, ((start, end), key) in enumerate(ranges, first_number)
             ]
-            first += len(rows)
+            first_number += len(rows)
 
 
 def _read_shard(locations: list[_Location]) -> Iterator[tuple[_Location, bytes | str]]:
@@ -216,34 +216,34 @@ def _read_shard(locations: list[_Location]) -> Iterator[tuple[_Location, bytes |
         yield from ((location, "is missing: the shard does not exist") for location in locations)
         return
     except OSError as error:
-        yield from ((location, _read_fault(error)) for location in locations)
+        yield from ((location, _format_read_error(error)) for location in locations)
         return
     with stream:
-        yield from ((location, _read(stream, location)) for location in locations)
+        yield from ((location, _read_record(stream, location)) for location in locations)
 
 
-def _read(stream: io.BufferedReader[Any], location: _Location) -> bytes | str:
+def _read_record(stream: io.BufferedReader[Any], location: _Location) -> bytes | str:
     try:
         stream.seek(location.start)
         return stream.read(location.end - location.start)
     except OSError as error:  # a bad sector; the records after it may be intact
-        return _read_fault(error)
+        return _format_read_error(error)
 
 
-def _read_fault(error: OSError) -> str:
+def _format_read_error(error: OSError) -> str:
     return f"cannot be read: {error.strerror or error}"
 
 
 def _find_fault(location: _Location, data: bytes | str, decode: bool) -> str:
     if isinstance(data, str):
-        return data
+        return data  # the reason that the record cannot be read
     if len(data) < location.end - location.start:
         return "is cut off: the file ends inside it"
-    payload = data[tfrecord.HEADER : -tfrecord.TAIL.size]
-    head, _, tail = tfrecord.frame(payload)
-    if head != data[: tfrecord.HEADER]:
+    payload = data[tfrecord.HEADER_BYTES : -tfrecord.TAIL.size]
+    expected_head, _, expected_tail = tfrecord.frame(payload)
+    if expected_head != data[: tfrecord.HEADER_BYTES]:
         return "has a damaged length"
-    if tail != data[-tfrecord.TAIL.size :]:
+    if expected_tail != data[-tfrecord.TAIL.size :]:
         return "has changed: its checksum is not the one that was written"
     return content_problem(payload, location.key, decode)
 
@@ -253,7 +253,7 @@ def _find_wrong_size(path: str, split: str) -> str:
     dataset = manifest.load(path)
     for shard, name in zip(dataset.split(split).shards, dataset.shard_paths(path, split), strict=True):
         if storage.size(name) != shard.bytes:
-            return f"{name} has {storage.size(name)} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
+            return f"{name} has {storage.size(name)} bytes instead of the {shard.bytes} in {manifest.MANIFEST_NAME}"
     return ""
 
 

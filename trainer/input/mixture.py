@@ -1,4 +1,4 @@
-"""Several datasets as one, by weight: the next dataset is a pure function of the seed and the position."""
+"""A mixture of several datasets by weight; the dataset of an image is a pure function of seed and position."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from beam_jobs.errors import OptionError
 from trainer.input.parse import WEIGHT_SPEC
 from trainer.input.plan import InputPlan, make_plan
 from trainer.input.position import Host
-from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
+from trainer.input_fn import FOREVER, Batch, batches, check_memory, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_BLOCK = 4096  # choices of one op
-_PURPOSE = 1 << 62  # keeps the random numbers of the mixture apart from those of the orders
+_BLOCK_GROUPS = 4096  # number of groups for which one op chooses the datasets
+_SEED_OFFSET = 1 << 62  # keeps the random numbers of the mixture apart from those of the orders
 
 
 @without_autograph
@@ -33,8 +33,8 @@ def make_mixture(
 ) -> tf.data.Dataset:
     """Builds an endless training input from several datasets.
 
-    Each dataset goes through its own epochs in its own order. The next one is chosen for `lanes` images at a time, with
-    probabilities that are proportional to the weights.
+    Each dataset has its own epochs and its own order. A dataset is chosen for each group of `lanes` images, with a
+    probability that is proportional to its weight.
 
     Examples:
       >>> from trainer import InputOptions, make_mixture
@@ -48,8 +48,8 @@ def make_mixture(
       parts: directory of a dataset -> its weight, above 0.
       split: name of the split, the same in each.
       options: options of the pipeline; the datasets share `shuffle_mb`.
-      start: images that all hosts together have delivered, such as steps x batch size.
-      host: host that reads its part.
+      start: number of images that all hosts together have delivered, such as steps x batch size.
+      host: host whose part is read.
 
     Returns:
       dataset of (features, label) as of `make_dataset`; labels are indices into `mixture_labels`.
@@ -58,21 +58,21 @@ def make_mixture(
       UsageError: there is no such dataset or split, a weight is not above 0, or images do not have exactly one label.
     """
     plans = _make_plans(parts, split, options, host)
-    check_room(options, plans[0].batch)
+    check_memory(options, plans[0].batch)
     weights = np.array(list(parts.values()), np.float64)
-    groups, rest = divmod(start, options.lanes)
-    delivered = np.bincount(_choose_first_parts(weights, options.seed, groups), minlength=len(parts)) * options.lanes
+    groups, group_images = divmod(start, options.lanes)
+    starts = np.bincount(_choose_first_parts(weights, options.seed, groups), minlength=len(parts)) * options.lanes
     labels = mixture_labels(list(parts))
     streams = [
-        images(plan, int(count)).map(_make_relabel(plan, labels)) for plan, count in zip(plans, delivered, strict=True)
+        images(plan, int(start)).map(_label_converter(plan, labels)) for plan, start in zip(plans, starts, strict=True)
     ]
     repeats = options.lanes // host.count
     choices = _choose_parts(weights, options.seed, groups)
     choices = choices.flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(repeats))
-    skipped = -(-(rest - host.index) // host.count)  # images of a partial group; the hosts alternate
+    skipped = -(-(group_images - host.index) // host.count)  # images of a group go to the hosts in turn
     stream = tf.data.Dataset.choose_from_datasets(streams, choices).skip(skipped)
-    mixed = dataclasses.replace(plans[0].dataset, labels=labels)
-    stream = batches(stream, dataclasses.replace(plans[0], dataset=mixed))
+    mixed_dataset = dataclasses.replace(plans[0].dataset, labels=labels)
+    stream = batches(stream, dataclasses.replace(plans[0], dataset=mixed_dataset))
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training=True)
     stream = stream.prefetch(options.prefetch_batches)
     return stream.with_options(tf_options(options, sum(plan.waiting_threads for plan in plans)))
@@ -106,24 +106,24 @@ def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, h
         errors.check_above(f"weight of {path}", weight, 0)
     if any(isinstance(op, Normalize) and not op.mean_rgb for op in parse_ops(options.train_spec)):
         raise OptionError(
-            "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): each part has its own statistics"
+            "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): each dataset has its own statistics"
         )
-    share = dataclasses.replace(options, shuffle_mb=options.shuffle_mb / len(parts))
-    plans = [make_plan(path, split, share, training=True, epochs=FOREVER, host=host) for path in parts]
+    part_options = dataclasses.replace(options, shuffle_mb=options.shuffle_mb / len(parts))
+    plans = [make_plan(path, split, part_options, training=True, epochs=FOREVER, host=host) for path in parts]
     for path, plan in zip(parts, plans, strict=True):
         if plan.dataset.label_kind != "single":
             raise OptionError(f"{path} cannot be part of a mixture: its images do not have exactly one label")
         if plan.crops != 1:
-            raise OptionError("a mixture takes no op that makes several images of one")
-    return _unify(plans)
+            raise OptionError("multi_crop is not supported in mixtures; remove it")
+    return _align_plans(plans)
 
 
-def _unify(plans: list[InputPlan]) -> list[InputPlan]:
-    """Gives all parts the same features and the same ops on batches; datasets of one image size could have more."""
+def _align_plans(plans: list[InputPlan]) -> list[InputPlan]:
+    """Returns plans with the same features and ops on batches; datasets of one image size may have more such ops."""
     if any(record.WEIGHT in plan.spec for plan in plans):
         plans = [dataclasses.replace(plan, spec={**plan.spec, **WEIGHT_SPEC}) for plan in plans]
-    shared = min(len(plan.batch_ops) for plan in plans)
-    cuts = [len(plan.batch_ops) - shared for plan in plans]
+    shared_count = min(len(plan.batch_ops) for plan in plans)
+    cuts = [len(plan.batch_ops) - shared_count for plan in plans]  # numbers of batch ops that become image ops
     return [
         dataclasses.replace(plan, image_ops=(*plan.image_ops, *plan.batch_ops[:cut]), batch_ops=plan.batch_ops[cut:])
         for plan, cut in zip(plans, cuts, strict=True)
@@ -132,25 +132,26 @@ def _unify(plans: list[InputPlan]) -> list[InputPlan]:
 
 def _choose_parts(weights: np.ndarray, seed: int, first: int) -> tf.data.Dataset:
     """Returns the endless sequence of indices of parts, int64, from the group `first` on."""
-    blocks = tf.data.Dataset.counter(start=first // _BLOCK, dtype=tf.int64)
+    blocks = tf.data.Dataset.counter(start=first // _BLOCK_GROUPS, dtype=tf.int64)
     parts = blocks.flat_map(lambda block: tf.data.Dataset.from_tensor_slices(_choose_block(weights, seed, block)))
-    return parts.skip(first % _BLOCK)
+    return parts.skip(first % _BLOCK_GROUPS)
 
 
 def _choose_first_parts(weights: np.ndarray, seed: int, count: int) -> np.ndarray:
-    numbers = range(-(-count // _BLOCK))
+    """Returns the index of the part of each of the first `count` groups, int64."""
+    numbers = range(-(-count // _BLOCK_GROUPS))
     blocks = [_choose_block(weights, seed, tf.constant(number, tf.int64)).numpy() for number in numbers]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:count]
 
 
 def _choose_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
-    uniform = tf.random.stateless_uniform(
-        [_BLOCK], tf.stack([tf.constant(seed + _PURPOSE, tf.int64), number]), alg="philox"
-    )
+    """Returns the index of the part of each group of a block of groups, by the number of the block, int64."""
+    block_seed = tf.stack([tf.constant(seed + _SEED_OFFSET, tf.int64), number])
+    uniform = tf.random.stateless_uniform([_BLOCK_GROUPS], block_seed, alg="philox")
     bounds = tf.constant(np.cumsum(weights / weights.sum())[:-1], tf.float32)
     return tf.searchsorted(bounds, uniform, side="right", out_type=tf.int64)
 
 
-def _make_relabel(plan: InputPlan, labels: tuple[str, ...]) -> Callable[..., Batch]:
+def _label_converter(plan: InputPlan, labels: tuple[str, ...]) -> Callable[..., Batch]:
     indices = tf.constant([labels.index(name) for name in plan.dataset.labels], tf.int64)
     return lambda features, label: (features, tf.gather(indices, label))

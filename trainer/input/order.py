@@ -1,8 +1,8 @@
 """The order in which a training reads the records of a split.
 
-It is a pure function of (seed, epoch), computed before anything is read. Runs of neighbouring records are
+It is a pure function of (seed, epoch), computed before any record is read. Runs of neighbouring records are
 shuffled and divided into `lanes`, the partitions of an epoch that hosts share. Position p of the epoch belongs to lane
-p mod lanes, so a host that owns some of the lanes reads complete runs, and every batch is the same for any number of
+p mod lanes, so a host that reads some of the lanes reads complete runs, and every batch is the same for any number of
 hosts. Inside a lane, the records of a window of a few runs are shuffled.
 """
 
@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
+from beam_jobs.options import apportion
 from beam_jobs.storage import is_remote
 from trainer.input.index import RecordIndex
 from trainer.options import InputOptions
 
 WINDOWS_IN_MEMORY = 2  # one is delivered while the next is read
-_RUNS_PER_LANE = 8  # in a window of one lane
-_MIN_REQUEST_BYTES = 2_500_000  # runs of stores, where a request takes as long as some MB
+_RUNS_PER_LANE = 8  # in the part of a window that belongs to one lane
+_MIN_REQUEST_BYTES = 2_500_000  # to a store: the latency of a request is the transfer time of some MB
 _COPY_STRIDE = 1_000_003  # the copies of a record must not repeat the random numbers of another epoch
 _RNG = "philox"  # gives the same numbers on every device
 
@@ -34,13 +35,13 @@ class Order:
     Attributes:
       records: records in an epoch.
       lanes: number of lanes.
-      window: records of one lane that are shuffled together.
-      run: consecutive records that are read together.
+      window: number of records of one lane that are shuffled together.
+      run: number of consecutive records that are read together.
       seed: seed of the order.
       kind: `window`, `global` or `none`.
       quota: class index -> number of records in an epoch; empty without balancing.
       members: class index -> int64 record numbers; empty without balancing.
-      whole_runs: whether no window divides a run, but at the end of an epoch; `window` is a multiple of `run` then.
+      whole_runs: whether `window` is a multiple of `run`, so that only the end of an epoch divides runs.
     """
 
     records: int
@@ -70,8 +71,8 @@ class Order:
           epoch: number of the epoch, int64 scalar.
 
         Returns:
-          record numbers int64[records] by position, and seed epochs int64[records]: what image seeds use as the epoch.
-          Copies of a record in one epoch have different ones, so that their random numbers differ.
+          record numbers int64[records] by position, and seed epochs int64[records]: the epoch number in each image
+          seed. Copies of a record in one epoch have different seed epochs, so that their random numbers differ.
         """
         seed_epochs = tf.fill([self.records], epoch)
         if self.quota:
@@ -86,30 +87,29 @@ class Order:
 
     def _shuffle_runs(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the record numbers with the runs in random order."""
-        complete = self.records // self.run * self.run if self.whole_runs else self.records
-        starts = self._shuffle(tf.range(0, complete, self.run, dtype=tf.int64), epoch, 1)
-        if complete < self.records:  # the shorter run at the end, so that the others begin at multiples
-            starts = tf.concat([starts, [complete]], 0)
-        limits = tf.minimum(starts + self.run, self.records)
-        return tf.ragged.range(starts, limits).flat_values
+        complete_records = self.records // self.run * self.run if self.whole_runs else self.records
+        starts = self._shuffle(tf.range(0, complete_records, self.run, dtype=tf.int64), epoch, 1)
+        if complete_records < self.records:  # the last run is shorter, so that all runs begin at multiples of `run`
+            starts = tf.concat([starts, [complete_records]], 0)
+        ends = tf.minimum(starts + self.run, self.records)
+        return tf.ragged.range(starts, ends).flat_values
 
     def _shuffle_windows(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the index into `_shuffle_runs` for each position; windows of each lane are shuffled."""
-        shortest, longer = divmod(self.records, self.lanes)
+        """Returns the index into the result of `_shuffle_runs` for each position; windows of each lane are shuffled."""
+        lane_records, longer_lanes = divmod(self.records, self.lanes)  # longer lanes have one record more
         lane = tf.range(self.lanes, dtype=tf.int64)[:, None]
-        length = shortest + tf.cast(lane < longer, tf.int64)
-        start = lane * shortest + tf.minimum(lane, longer)
-        rows = -(-max(1, shortest + (longer > 0)) // self.window)
-        column = tf.range(rows * self.window, dtype=tf.int64)[None, :]
-        keys = tf.random.stateless_uniform([self.lanes, rows * self.window], self._make_seed(epoch, 2), alg=_RNG)
-        keys = tf.where(column < length, keys, 2.0)  # columns beyond the end of a lane sort last, into the last row
-        shape = [self.lanes, rows, self.window]
-        ranks = tf.argsort(tf.reshape(keys, shape), stable=True)
-        ranks = tf.cast(ranks, tf.int64) + tf.range(rows, dtype=tf.int64)[None, :, None] * self.window
+        lengths = lane_records + tf.cast(lane < longer_lanes, tf.int64)
+        starts = lane * lane_records + tf.minimum(lane, longer_lanes)
+        windows = -(-max(1, lane_records + (longer_lanes > 0)) // self.window)
+        column = tf.range(windows * self.window, dtype=tf.int64)[None, :]
+        keys = tf.random.stateless_uniform([self.lanes, windows * self.window], self._make_seed(epoch, 2), alg=_RNG)
+        keys = tf.where(column < lengths, keys, 2.0)  # columns beyond the end of a lane sort last, in the last window
+        ranks = tf.argsort(tf.reshape(keys, [self.lanes, windows, self.window]), stable=True)
+        ranks = tf.cast(ranks, tf.int64) + tf.range(windows, dtype=tf.int64)[None, :, None] * self.window
         ranks = tf.reshape(ranks, [self.lanes, -1])
-        # The rest of each lane, less than a run, comes from behind the complete runs of all lanes.
-        complete = shortest // self.run * self.run if self.whole_runs else 0
-        slots = tf.where(ranks < complete, lane * complete, (self.lanes - 1 - lane) * complete + start) + ranks
+        # The last records of each lane, fewer than a run, come from behind the complete runs of all lanes.
+        complete = lane_records // self.run * self.run if self.whole_runs else 0
+        slots = tf.where(ranks < complete, lane * complete, (self.lanes - 1 - lane) * complete + starts) + ranks
         # The first lanes are the longer ones, so the valid slots come first.
         return tf.reshape(tf.transpose(slots), [-1])[: self.records]
 
@@ -127,11 +127,12 @@ class Order:
         return tf.random.experimental.stateless_shuffle(values, self._make_seed(epoch, purpose), alg=_RNG)
 
     def _make_seed(self, epoch: tf.Tensor, purpose: int) -> tf.Tensor:
+        """Returns the seed of a shuffle of an epoch; `purpose` is its number, so that all shuffles are independent."""
         return tf.stack([tf.constant(self.seed + (purpose << 32), tf.int64), epoch])
 
 
 def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOptions, training: bool) -> Order:
-    """Chooses the sizes of windows and runs from the memory budget.
+    """Returns the order of a split, with sizes of windows and runs that fit `shuffle_mb`.
 
     Args:
       index: the records of the split.
@@ -140,16 +141,16 @@ def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOption
       training: False for the order of the shards.
 
     Raises:
-      OptionError: `balance` names classes that the split does not hold.
+      OptionError: `balance` contains a class of which the split has no image.
     """
     lanes = options.lanes
     window_records = options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)
     window = int(max(1, min(-(-len(index) // lanes), window_records // lanes)))
     fits_one_window = window * lanes >= len(index)
-    # If one window holds all records, longer runs save nothing: neighbours are read together anyway.
+    # If one window contains all records, longer runs save no reads: neighbours are read together anyway.
     run = 1 if fits_one_window else max(1, window // _RUNS_PER_LANE)
     whole_runs = not fits_one_window and is_remote(index.files[0])
-    if whole_runs:
+    if whole_runs:  # as many runs per window as can have at least `_MIN_REQUEST_BYTES` each
         run = window // max(1, window // math.ceil(_MIN_REQUEST_BYTES / max(1.0, index.record_bytes)))
         window = window // run * run
     quota = _compute_quota(index, labels, options.balance) if training else {}
@@ -167,27 +168,26 @@ def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOption
 
 
 def _compute_quota(index: RecordIndex, labels: tuple[str, ...], balance: str | Mapping[str, float]) -> dict[int, int]:
-    """Divides the records of an epoch among the classes, by the largest remainders."""
+    """Returns class index -> number of records in an epoch, by the method of largest remainders."""
     if not balance:
         return {}
-    present = np.unique(index.label[index.label >= 0])
-    if len(present) == 0:
+    present_labels = np.unique(index.label[index.label >= 0])
+    if len(present_labels) == 0:
         raise OptionError("balance needs images of one label each, and this dataset has none")
     if isinstance(balance, str):  # uniform, see `InputOptions`
-        shares = {int(label): 1 / len(present) for label in present}
+        shares = {int(label): 1 / len(present_labels) for label in present_labels}
     else:
-        shares = _parse_shares(balance, labels, set(present.tolist()))
-    exact = {label: share * len(index) for label, share in shares.items()}
-    quota = {label: int(value) for label, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda label: quota[label] - exact[label])
-    for label in by_remainder[: len(index) - sum(quota.values())]:
-        quota[label] += 1
-    return {label: count for label, count in quota.items() if count}
+        shares = _parse_shares(balance, labels, set(present_labels.tolist()))
+    counts = apportion(len(index), list(shares.values()))
+    return {label: count for label, count in zip(shares, counts, strict=True) if count}
 
 
-def _parse_shares(balance: Mapping[str, float], labels: tuple[str, ...], present: set[int]) -> dict[int, float]:
-    missing = [name for name in balance if name not in labels or labels.index(name) not in present]
+def _parse_shares(balance: Mapping[str, float], labels: tuple[str, ...], present_labels: set[int]) -> dict[int, float]:
+    missing = [name for name in balance if name not in labels or labels.index(name) not in present_labels]
     if missing:
-        available = ", ".join(labels[label] for label in sorted(present))
-        raise OptionError(f"balance names {', '.join(missing)}, of which the split has no image; it has {available}")
-    return {labels.index(name): share for name, share in balance.items()}
+        class_names = ", ".join(labels[label] for label in sorted(present_labels))
+        raise OptionError(f"balance contains {', '.join(missing)}, but the split has only images of {class_names}")
+    total = sum(balance.values())
+    # `apportion` needs a sum of 1. If only rounding separates it from 1, the shares and thus the order of epochs stay.
+    scale = 1.0 if math.isclose(total, 1) else total
+    return {labels.index(name): share / scale for name, share in balance.items()}

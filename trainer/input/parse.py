@@ -1,9 +1,9 @@
 """Parses batches of serialised records into features: image, label, user columns, boxes and masks.
 
-No stage uses sparse tensors: `tf.data` serialises them for every element and the step parses them again, which with 17
-columns costs several times the forward pass. Ragged tensors need no such copies.
+No stage uses sparse tensors: `tf.data` serialises them for every element and the training step parses them again. With
+17 columns that takes several times as long as the forward pass. Ragged tensors need no such copies.
 
-A chain of ops begins at an encoded file, at stored pixels, or at the images of a cache.
+The input of a chain of ops is an encoded file, stored pixels, or a cached image.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
       options: options of the pipeline: `columns` and `targets` are used.
 
     Raises:
-      OptionError: the dataset has no such column, no boxes or no masks, or a column holds different types.
+      OptionError: the dataset has no such column, no boxes or no masks, or a column has values of different types.
       CorruptDataset: the image table cannot be read.
     """
     for name in options.columns:
         check_column(name, dataset.options["columns"]["extra"], "columns")
-    spec = _infer_columns(dataset, path, options.columns) if options.columns else {}
+    spec = _infer_column_specs(dataset, path, options.columns) if options.columns else {}
     for target in options.targets:
         _check_target(dataset, path, target)
         if target == BOXES:
@@ -57,7 +57,7 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
 
 
 def join_targets(parsed: Mapping[str, Any]) -> Features:
-    """Gives the parsed targets of a batch their public names and shapes.
+    """Converts the parsed targets of a batch to their public names and shapes.
 
     Returns:
       the features with the sides of the boxes joined to `boxes` float32[batch, None, 4], ragged: ymin, xmin, ymax,
@@ -91,16 +91,16 @@ def batch_ragged(stream: tf.data.Dataset, size: int, drop_remainder: bool) -> tf
     """
     specs = tf.nest.flatten(stream.element_spec)
     if all(spec.shape.is_fully_defined() for spec in specs):
-        return stream.batch(size, drop_remainder=drop_remainder)  # `ragged_batch` adds another stage
+        return stream.batch(size, drop_remainder=drop_remainder)  # `ragged_batch` would add another stage
     return stream.ragged_batch(size, drop_remainder=drop_remainder, row_splits_dtype=tf.int64)
 
 
 def deliver_columns(features: Mapping[str, Any], options: InputOptions) -> Features:
-    """Gives the user columns of a finished batch the form of `columns_form`.
+    """Converts the user columns of a finished batch to the form of `columns_form`.
 
     Returns:
       the features; with `dense`, ragged columns are padded with 0, 0.0 or "" to the longest row of the batch. Boxes
-      remain ragged: a padded one would be a box in the corner of the image.
+      remain ragged: padding would add a box in the corner of the image.
     """
     if options.columns_form == "ragged":
         return dict(features)
@@ -112,27 +112,27 @@ def deliver_columns(features: Mapping[str, Any], options: InputOptions) -> Featu
 
 
 def _ragged(dtype: tf.DType) -> tf.io.RaggedFeature:
-    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` makes them
+    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` has
 
 
-def _infer_columns(dataset: Manifest, path: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _infer_column_specs(dataset: Manifest, path: str, names: tuple[str, ...]) -> dict[str, Any]:
     kinds: dict[str, set[type]] = {name: set() for name in names}
-    scalar = dict.fromkeys(names, True)  # whether every record has exactly one value
+    is_scalar = dict.fromkeys(names, True)  # whether every image has exactly one value
     for cells in _read_cells(dataset, path, "extra"):
         for name in names:
             value = cells.get(name)
-            scalar[name] &= value is not None and not isinstance(value, list)
+            is_scalar[name] &= value is not None and not isinstance(value, list)
             if value is not None:
                 kinds[name].add(_detect_kind(value))
     spec: dict[str, Any] = {}
     for name in names:
         dtype = _DTYPES[_require_one_kind(name, kinds[name])]
-        spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if scalar[name] else _ragged(dtype)
+        spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if is_scalar[name] else _ragged(dtype)
     return spec
 
 
 def _detect_kind(value: Any) -> type:
-    """Returns the type of a cell, as `beam_jobs.dataset.record` stores it."""
+    """Returns the type in which `record` stores a cell: the last in `EXTRA_TYPES` of the types of its values."""
     values = value if isinstance(value, list) else [value]
     return max((next(kind for kind in EXTRA_TYPES if isinstance(item, kind)) for item in values), key=EXTRA_TYPES.index)
 
@@ -141,22 +141,22 @@ def _require_one_kind(name: str, kinds: set[type]) -> type:
     if len(kinds) > 1:
         names = " and ".join(kind.__name__ for kind in sorted(kinds, key=EXTRA_TYPES.index))
         raise OptionError(
-            f"columns: user column {name!r} holds {names}, as those of --append may differ; ingest all parts together"
+            f"columns: user column {name!r} has the types {names}, which --append allows; ingest all parts together"
         )
     return next(iter(kinds), int)  # all cells of the column are empty
 
 
 def _read_cells(dataset: Manifest, path: str, column: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the JSON cells in a column of the image table, of all records in shards; few of them repeatedly."""
+    """Yields the parsed JSON cells of a column of the image table for images in shards, most duplicate cells once."""
     for rows in schemas.read_images(dataset.image_paths(path), [column, "shard"]):
         texts = rows.filter(pc.greater_equal(rows["shard"], 0))[column].unique().to_pylist()
-        yield from (schemas.cell(text) for text in texts if text)
+        yield from (schemas.parse_cell(text) for text in texts if text)
 
 
 def _check_target(dataset: Manifest, path: str, target: str) -> None:
-    part, noun = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
-    if not any(cells[part] is not None for cells in _read_cells(dataset, path, "annotations")):
-        raise OptionError(f"targets names {target!r}, but the images of {path} have no {noun}")
+    annotation, noun = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
+    if not any(cells[annotation] is not None for cells in _read_cells(dataset, path, "annotations")):
+        raise OptionError(f"targets contains {target!r}, but the images of {path} have no {noun}")
 
 
 KEY = "key"
@@ -167,12 +167,12 @@ NO_LABEL = -1
 
 # A record without a weight, as in a mixture with an unweighted dataset, has weight 1.
 WEIGHT_SPEC = {record.WEIGHT: tf.io.FixedLenFeature([], tf.float32, default_value=1.0)}
-_BASE = (record.ENCODED, record.HEIGHT, record.WIDTH, record.FILENAME)
+_BASE_FEATURES = (record.ENCODED, record.HEIGHT, record.WIDTH, record.FILENAME)
 
 
 def base_spec(dataset: Manifest) -> dict[str, Any]:
     """Returns the argument of `tf.io.parse_example` for the features that every dataset has."""
-    spec: dict[str, Any] = record.feature_spec(_BASE)
+    spec: dict[str, Any] = record.feature_spec(_BASE_FEATURES)
     if dataset.label_kind == "single":
         spec |= record.feature_spec((record.LABEL,))
     elif dataset.label_kind == "multi":
@@ -202,7 +202,7 @@ def parse(
     parsed[IMAGE] = parsed.pop(record.ENCODED)
     parsed[KEY] = parsed.pop(record.FILENAME)
     parsed[IMAGE_SEED] = derive_image_seeds(parsed[KEY], seed_epochs, seed)
-    parsed[LABEL] = _label(parsed, dataset)
+    parsed[LABEL] = _make_label(parsed, dataset)
     if record.WEIGHT in parsed:
         parsed[WEIGHT] = parsed.pop(record.WEIGHT)
     return parsed
@@ -211,19 +211,20 @@ def parse(
 def derive_image_seeds(key: tf.Tensor, seed_epochs: tf.Tensor, seed: int) -> tf.Tensor:
     """Returns the seeds of the random numbers of images: int32[batch, 2].
 
-    They depend on the key, not on the position: a record has the same seed in every order, batch and host.
+    The seeds depend on the key, not on the position: a record has the same seed in every order, batch and host.
     """
     hashed = (tf.strings.to_hash_bucket_fast(key, 1 << 32) + seed) % (1 << 32) - (1 << 31)
     return tf.cast(tf.stack([hashed, seed_epochs % (1 << 31)], axis=-1), tf.int32)
 
 
-def _label(parsed: Features, dataset: Manifest) -> tf.Tensor:
+def _make_label(parsed: Features, dataset: Manifest) -> tf.Tensor:
     if dataset.label_kind == "single":
         return parsed.pop(record.LABEL)
     if dataset.label_kind == "none":
         return tf.fill(tf.shape(parsed[KEY]), tf.constant(NO_LABEL, tf.int64))
     one_hot = tf.one_hot(parsed.pop(record.LABEL).to_tensor(default_value=NO_LABEL), len(dataset.labels))
-    return tf.ensure_shape(tf.reduce_max(tf.pad(one_hot, [[0, 0], [0, 1], [0, 0]]), 1), [None, len(dataset.labels)])
+    one_hot = tf.pad(one_hot, [[0, 0], [0, 1], [0, 0]])  # zeros, so that an image without labels has a maximum
+    return tf.ensure_shape(tf.reduce_max(one_hot, 1), [None, len(dataset.labels)])
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class DecodeRaw(ImageOp):
     height: int
     width: int
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns the stored size."""
         return self.height, self.width
 
@@ -252,7 +253,7 @@ class DecodeSized(Decode):
     height: int
     width: int
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns the stored size, so that the ops after this one may run on batches."""
         return self.height, self.width
 
@@ -265,16 +266,16 @@ class DecodeSized(Decode):
 def adapt_ops_to_records(ops: Sequence[Op], dataset: Manifest, size: tuple[int, int] | None = None) -> tuple[Op, ...]:
     """Returns the ops for the records of a dataset; each keeps its index in the chain, and so its random numbers.
 
-    Records of the policy `raw` hold pixels, so a fused decode and crop becomes a crop.
+    Records of the policy `raw` contain pixels, so `decode_random_crop` becomes a crop.
 
     Args:
       ops: a chain that begins with a decode.
       dataset: manifest of the dataset.
-      size: height and width of all its images; None if they differ.
+      size: height and width of all its images; None if the images differ in size.
     """
-    pixels = dataset.options["pixels"]
-    if pixels["policy"] == "raw":
-        return adapt_ops_to_pixels(ops, pixels["side_px"])
+    pixel_options = dataset.options["pixels"]
+    if pixel_options["policy"] == "raw":
+        return adapt_ops_to_pixels(ops, pixel_options["side_px"])
     if size and isinstance(ops[0], Decode):
         return (DecodeSized(*size), *ops[1:])
     return tuple(ops)

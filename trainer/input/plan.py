@@ -1,4 +1,4 @@
-"""The plan of an input pipeline: all decisions of `make_dataset` before it reads, and their description as text."""
+"""The plan of an input pipeline: all decisions before the first record is read, and their description as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.input.index import RecordIndex, load_index
 from trainer.input.order import Order, make_order
 from trainer.input.parse import DecodeRaw, adapt_ops_to_records, base_spec, columns_spec
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Index, is_fetched
+from trainer.input.windowed_reader import Index, needs_remote_reader
 from trainer.ops import OPS, MixingOp, Op, bind_statistics, first_batch_op, outputs, parse_ops
 from trainer.options import InputOptions
 
@@ -35,18 +35,18 @@ class InputPlan:
 
     Attributes:
       dataset: manifest of the dataset.
-      path: directory of its shards: the dataset or a local copy.
+      path: directory of the shards: the dataset or a local copy of it.
       options: options of the pipeline.
       training: whether to shuffle and augment.
-      host: host that reads its part.
+      host: host whose part is read.
       index: the records that this host may read, in the shards or the disk cache.
-      order: their order in an epoch.
+      order: order of these records in an epoch.
       all_ops: the complete chain of ops on an image.
-      image_ops: the ops that run image by image, beginning at a record or the cache.
+      image_ops: the ops that run image by image, on parsed records or cached images.
       batch_ops: the ops that run on batches.
       cache: decision about the cache.
       spec: argument of `tf.io.parse_example`.
-      total: records of the split, over all hosts.
+      total: number of records of the split, over all hosts.
       excluded_count: number of damaged records that are left out.
     """
 
@@ -74,8 +74,8 @@ class InputPlan:
     def mixing_stride(self) -> int:
         """The `stride` of `MixingOp`: the number of lanes of this host, so that images mix inside a lane.
 
-        A lane is never split over hosts. It is 1, for the complete batch, if a lane would hold one image; several hosts
-        are refused then.
+        A lane is never split over hosts. The stride is 1, so that images mix in the complete batch, if lanes have fewer
+        than two images or different numbers of them in a batch; `_check_host` then allows only one host.
         """
         images, remainder = divmod(self.options.batch_size, self.options.lanes)
         return self.options.lanes // self.host.count if images > 1 and not remainder else 1
@@ -94,8 +94,8 @@ class InputPlan:
     def group(self) -> int:
         """Number of records of this host whose crops are interleaved.
 
-        Over all hosts it is a multiple of `lanes`, so the records of a group are the same for any number of hosts. It
-        is limited by the shuffle budget and 64, but at least one per lane.
+        Over all hosts it is a multiple of `lanes`, so the records of a group are the same for any number of hosts. The
+        crops of a group fit `shuffle_mb`; a group has at most 64 records, but at least one per lane.
         """
         if self.crops == 1:
             return 1
@@ -124,35 +124,35 @@ class InputPlan:
         return self.training and bool(self.options.service)
 
     @property
-    def fetches(self) -> bool:
+    def uses_remote_reader(self) -> bool:
         """Whether `remote_reader` reads the shards; workers of a tf.data service cannot run Python code."""
-        return is_fetched(self.index) and self.host.runs_python and not self.uses_data_service
+        return needs_remote_reader(self.index) and self.host.runs_python and not self.uses_data_service
 
     @property
     def threads(self) -> int:
-        """Threads for parsing and image ops: one more where Python fetches records, which holds up the others."""
-        return self.options.thread_count + self.fetches
+        """Threads for parsing and image ops; one more with `remote_reader`, whose Python code delays the others."""
+        return self.options.thread_count + self.uses_remote_reader
 
     @property
     def waiting_threads(self) -> int:
-        """Number of threads of tf.data beside `options.thread_count`; most of them wait for a store."""
-        return self.options.readers + 1 if self.fetches else 0
+        """Number of threads of tf.data in addition to `options.thread_count`; most of them wait for a store."""
+        return self.options.readers + 1 if self.uses_remote_reader else 0
 
     @property
     def first_salt(self) -> int:
-        """Index of the first of `image_ops` in the complete chain, so that a cache changes no random numbers."""
+        """Salt of the first of `image_ops`: its index in the complete chain, so a cache changes no random numbers."""
         return len(self.all_ops) - len(self.batch_ops) - len(self.image_ops)
 
     @property
     def batch_salt(self) -> int:
-        """Index of the first of `batch_ops` in the complete chain."""
+        """Salt of the random numbers of the first of `batch_ops`: its index in the complete chain."""
         return len(self.all_ops) - len(self.batch_ops)
 
 
 def make_plan(
     path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
 ) -> InputPlan:
-    """Reads the manifest and the table of a dataset and makes all decisions.
+    """Reads the manifest and the image table of a dataset, and returns the plan of its input pipeline.
 
     Raises:
       UsageError: there is no such dataset or split, or the options do not fit it.
@@ -174,14 +174,14 @@ def make_plan(
     order = make_order(index, dataset.labels, options, training)
     # Several crops of an image are separated only after the last op, so no op runs on batches.
     batch_start = len(ops) if outputs(ops) > 1 else first_batch_op(ops, bool(options.targets))
-    host_records = index if training else index.take_part(host)
-    local_options = options if training else dataclasses.replace(options, service="")
-    cache = choose_cache(local_options, ops[:batch_start], host_records, single_pass=training and epochs == 1)
+    index_to_cache = index if training else index.host_part(host)
+    local_options = options if training else dataclasses.replace(options, service="")  # not for evaluation
+    cache = choose_cache(local_options, ops[:batch_start], index_to_cache, single_pass=training and epochs == 1)
     if cache.kind == "disk":
         identity = json.dumps([dataset.digest, split, sorted(excluded)])
         index = write_on_disk(index, ops[: cache.ops], identity, options.cache_dir, options.thread_count)
     if not training:
-        index = index.take_part(host)
+        index = index.host_part(host)
         order = dataclasses.replace(order, records=len(index))
     return InputPlan(
         dataset=dataset,
@@ -216,7 +216,7 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
 
 
 def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
-    """Returns where to continue reading after all hosts together have delivered a number of images.
+    """Returns the record at which reading continues after all hosts together have delivered `images` images.
 
     Returns:
       position of the first record, and number of images of this host to skip from there. The crops of a group of
@@ -224,19 +224,19 @@ def find_first_record(plan: InputPlan, images: Index) -> tuple[Index, Index]:
     """
     if plan.crops == 1:
         return images, 0
-    host, group = plan.host, plan.group * plan.host.count
-    groups, delivered = images // (group * plan.crops), images % (group * plan.crops)
-    crops, records = delivered // group, delivered % group  # over all hosts
-    host_records = -(-(records - host.index) // host.count)  # records go to the hosts in turn
-    return groups * group, crops * plan.group + host_records
+    host, group_records = plan.host, plan.group * plan.host.count
+    groups, group_images = images // (group_records * plan.crops), images % (group_records * plan.crops)
+    crop_index, record_index = group_images // group_records, group_images % group_records  # in the group
+    host_records = -(-(record_index - host.index) // host.count)  # records go to the hosts in turn
+    return groups * group_records, crop_index * plan.group + host_records
 
 
 def find_last_record(plan: InputPlan, images: Index) -> Index:
     """Returns the position after the last record that the first `images` images need: the end of a group."""
     if plan.crops == 1:
         return images
-    group = plan.group * plan.host.count
-    return -(-images // (group * plan.crops)) * group
+    group_records = plan.group * plan.host.count
+    return -(-images // (group_records * plan.crops)) * group_records
 
 
 def _remaining_image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
@@ -260,14 +260,14 @@ def _check_host(options: InputOptions, host: Host, ops: tuple[Op, ...]) -> None:
     if options.batch_size == options.lanes and any(isinstance(op, MixingOp) for op in ops):
         raise OptionError(
             f"batch_size and lanes are {options.lanes}; to mix images on several hosts batch_size must be "
-            f"{2 * options.lanes} or more, or lanes smaller"
+            f"{2 * options.lanes} or more, or lanes must be smaller"
         )
 
 
 def describe(
     path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
 ) -> str:
-    """Returns the decisions of `make_dataset` for the same arguments, with reasons, one line per stage.
+    """Describes the pipeline that `make_dataset` builds for these arguments, with reasons, one line per stage.
 
     Examples:
       >>> from trainer import InputOptions, describe_input
@@ -280,9 +280,9 @@ def describe(
       path: directory of a published dataset.
       split: name of the split.
       options: options of the pipeline.
-      training: whether it is the input of training.
+      training: whether the pipeline is for training.
       epochs: passes over the split, or `FOREVER`; a single pass is not cached.
-      host: host that reads its part; None for the complete split.
+      host: host whose part is read; None for the complete split.
 
     Returns:
       lines of text: records, order, reading, cache, images, device, batch and memory in MB (1e6 bytes).
@@ -293,7 +293,7 @@ def describe(
     """
     plan = make_plan(path, split, options, training, epochs, host)
     ops = plan.options.train_spec if plan.training else plan.options.eval_spec
-    ops += ", applied in advance, then batches" if plan.vectorised else ""
+    ops += ", in batches" if plan.vectorised else ""
     lines = [
         ("records", _describe_records(plan)),
         ("order", _describe_order(plan)),
@@ -310,21 +310,21 @@ def describe(
 def memory_bytes(plan: InputPlan) -> dict[str, float]:
     """Returns the maximum size of each buffer, in bytes.
 
-    `windows`: two windows of serialised records, one delivered and one read; `parsed`: parsed records, one batch per
-    thread and one more; `images`: decoded images that are not yet in a batch; `batches`: finished batches, the one
-    being filled and the one in training; `cache`: the cached images, twice, as while they are loaded; `index`: offsets
-    of the records and the order of an epoch.
+    `windows`: two windows of serialised records, one being delivered and one being read; `parsed`: parsed records, one
+    batch per thread and one more; `images`: decoded images that are not yet in a batch; `batches`: finished batches,
+    the one being filled and the one in training; `cache`: twice the cached images, because loading copies them;
+    `index`: offsets of the records and the order of an epoch.
     """
     options = plan.options
-    image = options.image_side_px**2 * 3
-    decoded = plan.index.size[0] * plan.index.size[1] * 3 if plan.index.size else 4 * image
-    window = min(options.shuffle_mb * 1e6, 2 * plan.index.record_bytes * len(plan.index))
+    image_bytes = options.image_side_px**2 * 3
+    decoded_bytes = plan.index.size[0] * plan.index.size[1] * 3 if plan.index.size else 4 * image_bytes  # an estimate
+    windows_bytes = min(options.shuffle_mb * 1e6, 2 * plan.index.record_bytes * len(plan.index))
     return {
-        "windows": 0.0 if plan.cache.kind == "memory" else window,
+        "windows": 0.0 if plan.cache.kind == "memory" else windows_bytes,
         "parsed": (plan.threads + 1) * options.parse_batch * plan.index.record_bytes,
-        "images": plan.threads * (decoded + image * plan.crops) + plan.group * plan.crops * image,
-        "batches": options.batches_held * plan.batch_bytes,
-        "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and its intermediates
+        "images": plan.threads * (decoded_bytes + image_bytes * plan.crops) + plan.group * plan.crops * image_bytes,
+        "batches": options.batches_in_memory * plan.batch_bytes,
+        "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and intermediate results
         "cache": float(FILL_FACTOR * plan.cache.bytes) if plan.cache.kind == "memory" else 0.0,
     }
 
@@ -333,21 +333,22 @@ def measure_shuffle(order: Order) -> tuple[float, float]:
     """Measures how well an order shuffles.
 
     Returns:
-      mean distance between the positions of a record in two epochs, and mean distance between two neighbours of a
-      shard, both as fractions of an epoch. A perfect shuffle gives 1/3.
+      mean distance between the positions of a record in two epochs, and between the positions of two records that are
+      neighbours in a shard, both as fractions of an epoch. A perfect shuffle gives 1/3.
     """
-    first, second = (np.argsort(order.compute_epoch(tf.constant(epoch, tf.int64))[0].numpy()) for epoch in (0, 1))
-    epoch_distance = np.abs(first - second).mean()
-    neighbour_distance = np.abs(np.diff(first)).mean() if order.records > 1 else 0.0
+    record_numbers = (order.compute_epoch(tf.constant(epoch, tf.int64))[0].numpy() for epoch in (0, 1))
+    positions, next_positions = map(np.argsort, record_numbers)
+    epoch_distance = np.abs(positions - next_positions).mean()
+    neighbour_distance = np.abs(np.diff(positions)).mean() if order.records > 1 else 0.0
     return float(epoch_distance / order.records), float(neighbour_distance / order.records)
 
 
 def _describe_records(plan: InputPlan) -> str:
     index = plan.index
     text = f"{len(index):,} of {size(index.record_bytes)} in {plural(len(index.files), 'file')}"
-    part = f", host {plan.host.index} of {plan.host.count}" if plan.host.count > 1 else ""
-    excluded = f", {plan.excluded_count} damaged ones left out" if plan.excluded_count else ""
-    return text + part + excluded
+    host_text = f", host {plan.host.index} of {plan.host.count}" if plan.host.count > 1 else ""
+    excluded_text = f", {plan.excluded_count} damaged records left out" if plan.excluded_count else ""
+    return text + host_text + excluded_text
 
 
 def _describe_order(plan: InputPlan) -> str:
@@ -356,27 +357,26 @@ def _describe_order(plan: InputPlan) -> str:
         counts = ", ".join(f"{plan.dataset.labels[label]} {count:,}" for label, count in order.quota.items())
         return f"balanced: {counts} of {order.records:,} an epoch; records are read one by one"
     if order.kind == "none":
-        return "as in the shards"
+        return "the order of the shards"
     epoch_distance, neighbour_distance = measure_shuffle(order)
-    moves = f"a record moves by {epoch_distance:.0%} of an epoch between epochs (perfect shuffle: 33%)"
-    ends = f"{neighbour_distance * order.records:,.0f} records apart (perfect: {order.records / 3:,.0f})"
-    moves = f"{moves}, neighbours in a shard end up {ends}"
+    movement = f"a record moves by {epoch_distance:.0%} of an epoch between epochs (perfect shuffle: 33%)"
+    distance = f"{neighbour_distance * order.records:,.0f} records apart (perfect: {order.records / 3:,.0f})"
+    movement = f"{movement}, neighbours in a shard are {distance}"
     if order.kind == "global":
-        return f"all records mixed, read one by one; {moves}"
+        return f"all records shuffled together, read one by one; {movement}"
     runs = order.window_positions // order.run
-    return f"windows of {order.window_positions:,} records from {runs:,} runs of {order.run:,}; {moves}"
+    return f"windows of {order.window_positions:,} records from {runs:,} runs of {order.run:,}; {movement}"
 
 
 def _describe_reading(plan: InputPlan) -> str:
     if is_remote(plan.index.files[0]):
-        return f"{plan.options.readers} runs at a time, because every request waits"
-    return "one run after the other, because local files answer at once"
+        return f"{plan.options.readers} runs at a time, because every request has latency"
+    return "one run at a time, because local files have no latency"
 
 
 def _describe_batch(plan: InputPlan) -> str:
     total = f" of {plan.options.batch_size} over all hosts" if plan.host.count > 1 else ""
-    buffered = f"{plan.options.prefetch_batches} buffered"
-    return f"{plan.batch} images{total}, uint8, {size(plan.batch_bytes)}; {buffered}"
+    return f"{plan.batch} images{total}, uint8, {size(plan.batch_bytes)}; {plan.options.prefetch_batches} buffered"
 
 
 def _describe_memory(plan: InputPlan) -> str:

@@ -21,7 +21,7 @@ class Position:
 
     Attributes:
       epoch: number of complete passes over the split, at least 0.
-      records: records of the next pass that all hosts together have delivered, at least 0.
+      records: number of records of the next pass that all hosts together have delivered, at least 0.
 
     Raises:
       OptionError: a number is below 0.
@@ -39,8 +39,8 @@ class Position:
         """Returns the position after a number of records since the beginning, over all hosts.
 
         Args:
-          records: delivered records, such as steps x global batch size.
-          epoch_records: records in one pass.
+          records: number of delivered records, such as steps x global batch size.
+          epoch_records: number of records in one pass.
         """
         return cls(epoch=records // epoch_records, records=records % epoch_records)
 
@@ -68,8 +68,8 @@ class Host:
     Attributes:
       index: number of the host, from 0.
       count: number of hosts, at least 1.
-      runs_python: whether the pipeline runs in this process; False for hosts that another process controls, as in a
-        slice of TPUs, which cannot run Python code in a pipeline.
+      runs_python: whether the pipeline runs in this process; False for hosts that another process controls, such
+        as a slice of TPUs; their pipelines cannot run Python code.
 
     Raises:
       OptionError: a number is out of range.
@@ -83,4 +83,4 @@ class Host:
         errors.check_whole("host count", self.count, 1)
         errors.check_whole("host index", self.index, 0)
         if self.index >= self.count:
-            raise OptionError(f"host index is {self.index}; of {self.count} hosts it must be below {self.count}")
+            raise OptionError(f"host index is {self.index}; with {self.count} hosts it must be below {self.count}")

@@ -1,4 +1,4 @@
-"""Reader of shards in the order of training: window by window, neighbouring records in one read."""
+"""Reads shards in the order of training: window by window, neighbouring records in one read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from trainer.input.remote_reader import SCHEME, check_manifest, fetch_run
 from trainer.options import InputOptions
 
 FOREVER = -1
-"""For `epochs`: endless reading, each epoch in another order.
+"""Value of `epochs` for endless reading; each epoch has another order.
 
 Examples:
   >>> from trainer import FOREVER, InputOptions, make_dataset
   >>> options = InputOptions(image_side_px=32, batch_size=8)
   >>> train = make_dataset("dataset", "train", options, training=True, epochs=FOREVER)
-  >>> sum(len(label) for _, label in train.take(100))  # of about 40 images
+  >>> sum(len(label) for _, label in train.take(100))  # the split has about 40 images
   800
 """
 
-Index: TypeAlias = "int | tf.Tensor"  # into the endless sequence of all epochs, int64
-ENDLESS = tf.int64.max  # as the end of a range of positions
-_LOCAL_BUFFER_BYTES = 1 << 18  # more is no faster on local files (`benchmarks.micro`)
-_REMOTE_BUFFER_BYTES = 1 << 21  # a request costs as much time as a megabyte
-_MAX_REQUEST_BYTES = 1 << 23  # longer runs are fetched by several requests at a time
-_CACHE_REQUESTS = 4  # at a time, while a cache on disk is written
+Index: TypeAlias = "int | tf.Tensor"  # position in the endless sequence of all epochs, int64
+ENDLESS = tf.int64.max  # end of an unlimited range of positions
+_LOCAL_BUFFER_BYTES = 1 << 18  # a larger buffer is no faster on local files (`benchmarks.micro`)
+_REMOTE_BUFFER_BYTES = 1 << 21  # the latency of a request is the transfer time of a megabyte
+_MAX_REQUEST_BYTES = 1 << 23  # longer runs are fetched by several parallel requests
+_CACHE_REQUESTS = 4  # parallel requests while a disk cache is written
 
 
 class Window(NamedTuple):
@@ -56,7 +56,7 @@ def plan_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.
     Args:
       order: order of an epoch.
       begin: first position to deliver.
-      end: the position after the last, or `ENDLESS`.
+      end: position after the last one, or `ENDLESS`.
       host: host whose positions are returned.
 
     Returns:
@@ -64,13 +64,13 @@ def plan_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.
     """
     records = max(1, order.records)  # a host may have no record in evaluation
 
-    def windows(epoch: tf.Tensor) -> tf.data.Dataset:
+    def plan_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
         full_epoch = Window(*order.compute_epoch(epoch))
-        first, last = tf.maximum(begin - epoch * records, 0), tf.minimum(end - epoch * records, records)
-        numbers = tf.data.Dataset.range(first // order.window_positions, -(-last // order.window_positions))
-        return numbers.map(partial(_cut_window, order, host, full_epoch, epoch, begin, end))
+        first, last = tf.maximum(begin - epoch * records, 0), tf.minimum(end - epoch * records, records)  # of the epoch
+        window_numbers = tf.data.Dataset.range(first // order.window_positions, -(-last // order.window_positions))
+        return window_numbers.map(partial(_cut_window, order, host, full_epoch, epoch, begin, end))
 
-    return tf.data.Dataset.range(begin // records, (end - 1) // records + 1).flat_map(windows)
+    return tf.data.Dataset.range(begin // records, (end - 1) // records + 1).flat_map(plan_epoch)
 
 
 def plan_data_service_windows(order: Order, begin: Index, end: Index, host: Host) -> tf.data.Dataset:
@@ -79,94 +79,98 @@ def plan_data_service_windows(order: Order, begin: Index, end: Index, host: Host
     def find_window(position: Index) -> Index:
         return position // order.records * order.windows + position % order.records // order.window_positions
 
-    def window(number: tf.Tensor) -> Window:
+    def cut_window(number: tf.Tensor) -> Window:
         epoch = number // order.windows
         return _cut_window(order, host, Window(*order.compute_epoch(epoch)), epoch, begin, end, number % order.windows)
 
-    return tf.data.Dataset.range(find_window(begin), find_window(end - 1) + 1).map(window)
+    return tf.data.Dataset.range(find_window(begin), find_window(end - 1) + 1).map(cut_window)
 
 
 def _cut_window(
     order: Order, host: Host, full_epoch: Window, epoch: tf.Tensor, begin: Index, end: Index, number: tf.Tensor
 ) -> Window:
-    before = epoch * order.records
+    """Returns the positions of one window of an epoch that belong to the host and are from `begin` to `end`."""
+    epoch_start = epoch * order.records
     first = number * order.window_positions
     last = tf.minimum(first + order.window_positions, order.records)
-    positions = tf.range(tf.maximum(first, begin - before), tf.minimum(last, end - before))
+    positions = tf.range(tf.maximum(first, begin - epoch_start), tf.minimum(last, end - epoch_start))
     if host.count > 1:
-        positions = tf.boolean_mask(positions, (before + positions) % order.lanes % host.count == host.index)
+        positions = tf.boolean_mask(positions, (epoch_start + positions) % order.lanes % host.count == host.index)
     return Window(tf.gather(full_epoch.numbers, positions), tf.gather(full_epoch.seed_epochs, positions))
 
 
 def read_in_order(index: RecordIndex) -> tf.data.Dataset:
     """Reads every record once, in the order of the shards: a dataset of string[n] of some MB each."""
-    fetches = is_fetched(index)
-    requests = _CACHE_REQUESTS if fetches else 1
-    part_bytes = requests * _MAX_REQUEST_BYTES if fetches else _REMOTE_BUFFER_BYTES
+    is_fetched = needs_remote_reader(index)
+    requests = _CACHE_REQUESTS if is_fetched else 1
+    part_bytes = requests * _MAX_REQUEST_BYTES if is_fetched else _REMOTE_BUFFER_BYTES
     numbers = tf.data.Dataset.range(len(index)).batch(max(1, int(part_bytes / max(1.0, index.record_bytes))))
-    windows = numbers.flat_map(lambda part: _read_window(Window(part, part), index, requests, fetches))
+    # The result has no image seeds, so any numbers can be the seed epochs of a window.
+    windows = numbers.flat_map(lambda part: _read_window(Window(part, part), index, requests, is_fetched))
     return windows.map(lambda records, *_: records)
 
 
-def is_fetched(index: RecordIndex) -> bool:
+def needs_remote_reader(index: RecordIndex) -> bool:
     """Returns whether `remote_reader` reads the shards, and not TensorFlow."""
     return index.files[0].startswith(SCHEME)
 
 
 def read_windows(
-    windows: tf.data.Dataset, index: RecordIndex, options: InputOptions, hosts: int = 1, fetches: bool = False
+    windows: tf.data.Dataset, index: RecordIndex, options: InputOptions, hosts: int = 1, is_fetched: bool = False
 ) -> tf.data.Dataset:
-    """Reads windows ahead: one at a time, or of a store, if hosts share each window, the parts of this host of several.
+    """Reads windows ahead: one at a time; with several hosts and `remote_reader`, parts of several windows at a time.
 
     Args:
       windows: windows of one host.
       index: the records of the split.
       options: `shuffle_mb` and `readers` are used.
       hosts: number of hosts, among which each window is divided.
-      fetches: whether `remote_reader` reads.
+      is_fetched: whether `remote_reader` fetches the records, and not TensorFlow.
 
     Returns:
       dataset of (records string[m] in the order of the shards, indices int64[n] of the positions into them, seed_epochs
       int64[n]).
     """
     # Windows are limited by bytes, because a cache of pixels holds larger records than the shards.
-    limit = max(1, int(options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)))
-    windows = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(limit))
-    if hosts == 1 or not fetches:
-        read = partial(_read_window, index=index, readers=options.readers, fetches=fetches)
-        return windows.flat_map(read).prefetch(1)
-    read = partial(_read_window, index=index, readers=-(-options.readers // hosts), fetches=True)
-    cycle = max(1, hosts // 3)  # TensorFlow reads three times as many ahead: together one window
-    return windows.interleave(read, cycle, 1, num_parallel_calls=cycle, deterministic=True).prefetch(1)
+    part_records = max(1, int(options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)))
+    windows = windows.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(part_records))
+    if hosts == 1 or not is_fetched:
+        read_part = partial(_read_window, index=index, readers=options.readers, is_fetched=is_fetched)
+        return windows.flat_map(read_part).prefetch(1)
+    read_part = partial(_read_window, index=index, readers=-(-options.readers // hosts), is_fetched=True)
+    parts = max(1, hosts // 3)  # in parallel; TensorFlow reads ahead three times as many parts: one window
+    return windows.interleave(read_part, parts, 1, num_parallel_calls=parts, deterministic=True).prefetch(1)
 
 
-def _read_window(window: Window, index: RecordIndex, readers: int, fetches: bool) -> tf.data.Dataset:
+def _read_window(window: Window, index: RecordIndex, readers: int, is_fetched: bool) -> tf.data.Dataset:
+    """Returns one element, see `read_windows`; consecutive records are read together, each record once."""
     numbers, seed_epochs = window
-    unique, _ = tf.unique(tf.sort(numbers))
-    shards, all_offsets = tf.constant(index.shard), tf.constant(index.offset)
-    shard = tf.gather(shards, unique)
+    unique, _ = tf.unique(tf.sort(numbers))  # the record numbers, each once
+    all_shards, all_offsets = tf.constant(index.shard), tf.constant(index.offset)
+    shards = tf.gather(all_shards, unique)
     # A run ends at an excluded record.
     split_numbers = unique if index.split_numbers is None else tf.gather(tf.constant(index.split_numbers), unique)
-    is_next = (split_numbers[1:] == split_numbers[:-1] + 1) & (shard[1:] == shard[:-1])
-    is_start = tf.concat([[True], ~is_next], 0)
-    places = tf.range(tf.size(unique, tf.int64))
-    if fetches:
-        first = tf.boolean_mask(places, is_start)
-        in_run = places - tf.gather(first, tf.cumsum(tf.cast(is_start, tf.int32)) - 1)
-        is_start |= in_run % max(1, int(_MAX_REQUEST_BYTES / max(1.0, index.record_bytes))) == 0
-    first = tf.boolean_mask(places, is_start)
-    length = tf.concat([first[1:], [tf.size(unique, tf.int64)]], 0) - first
-    shard = tf.gather(shard, first)
-    files = tf.gather(tf.constant(index.files), shard)
-    offsets = tf.gather(all_offsets, tf.gather(unique, first))
-    runs = tf.data.Dataset.from_tensor_slices((files, offsets, length))
-    if fetches:
-        # Up to the next record; later, if excluded ones follow.
-        last = tf.gather(unique, first + length - 1)
-        following = tf.minimum(last + 1, len(index) - 1)
-        is_in_shard = (following > last) & (tf.gather(shards, following) == shard)
-        ends = tf.where(is_in_shard, tf.gather(all_offsets, following), tf.gather(tf.constant(index.limits), shard))
-        runs = tf.data.Dataset.from_tensor_slices((files, offsets, ends, length))
+    continues_run = (split_numbers[1:] == split_numbers[:-1] + 1) & (shards[1:] == shards[:-1])
+    starts_run = tf.concat([[True], ~continues_run], 0)
+    unique_indices = tf.range(tf.size(unique, tf.int64))
+    if is_fetched:
+        run_starts = tf.boolean_mask(unique_indices, starts_run)
+        index_in_run = unique_indices - tf.gather(run_starts, tf.cumsum(tf.cast(starts_run, tf.int32)) - 1)
+        starts_run |= index_in_run % max(1, int(_MAX_REQUEST_BYTES / max(1.0, index.record_bytes))) == 0
+    run_starts = tf.boolean_mask(unique_indices, starts_run)
+    run_lengths = tf.concat([run_starts[1:], [tf.size(unique, tf.int64)]], 0) - run_starts
+    run_shards = tf.gather(shards, run_starts)
+    files = tf.gather(tf.constant(index.files), run_shards)
+    offsets = tf.gather(all_offsets, tf.gather(unique, run_starts))
+    runs = tf.data.Dataset.from_tensor_slices((files, offsets, run_lengths))
+    if is_fetched:
+        # The bytes of a run end at the next record of the index; excluded records before that record are included.
+        last_numbers = tf.gather(unique, run_starts + run_lengths - 1)
+        next_numbers = tf.minimum(last_numbers + 1, len(index) - 1)
+        is_in_shard = (next_numbers > last_numbers) & (tf.gather(all_shards, next_numbers) == run_shards)
+        limits = tf.gather(tf.constant(index.limits), run_shards)
+        ends = tf.where(is_in_shard, tf.gather(all_offsets, next_numbers), limits)
+        runs = tf.data.Dataset.from_tensor_slices((files, offsets, ends, run_lengths))
         records = runs.map(fetch_run, readers, deterministic=True).unbatch()
     else:
         records = _read_runs(runs, index, readers)
@@ -175,19 +179,19 @@ def _read_window(window: Window, index: RecordIndex, readers: int, fetches: bool
     records = records.concatenate(tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))).take(1)
     indices = tf.searchsorted(unique, numbers, out_type=tf.int64)
 
-    def check(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def check_window(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         tf.debugging.assert_equal(tf.size(serialized), tf.size(unique), "a shard ends before its last record")
-        if fetches and index.manifest:
+        if is_fetched and index.manifest:
             path, content = index.manifest
             with tf.control_dependencies([check_manifest(path, google_crc32c.value(content))]):
                 return tf.identity(serialized), indices, seed_epochs
-        _check_generation(index, tf.size(serialized))
+        _check_not_replaced(index, tf.size(serialized))
         return serialized, indices, seed_epochs
 
-    return records.map(check)
+    return records.map(check_window)
 
 
-def _check_generation(index: RecordIndex, count: tf.Tensor) -> None:
+def _check_not_replaced(index: RecordIndex, count: tf.Tensor) -> None:
     """Raises `InvalidArgumentError` if the dataset was replaced before its records were read.
 
     Args:
@@ -215,9 +219,9 @@ def _read_runs(runs: tf.data.Dataset, index: RecordIndex, readers: int) -> tf.da
     )
 
 
-def _read_run(name: tf.Tensor, offset: tf.Tensor, length: tf.Tensor, buffer_bytes: int) -> tf.data.Dataset:
+def _read_run(path: tf.Tensor, offset: tf.Tensor, length: tf.Tensor, buffer_bytes: int) -> tf.data.Dataset:
     # `TFRecordDataset` has no argument for the offset.
     records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[name], compression_type="", buffer_size=tf.constant(buffer_bytes, tf.int64), byte_offsets=[offset]
+        filenames=[path], compression_type="", buffer_size=tf.constant(buffer_bytes, tf.int64), byte_offsets=[offset]
     )
     return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(length)

@@ -54,14 +54,14 @@ def content_digest(name: str, weights: str) -> str:
 
     Returns:
       the sha256, hex, of the code of a user's model (see `custom.source_digest`), a space, and that of the file of
-      weights; each is empty for a model or weights of Feedline or Keras, and where the file does not exist here.
+      weights; each is empty for a model or weights of Feedline or Keras, or if the file is not on this machine.
 
     Raises:
       OptionError: the file of weights cannot be read.
     """
     is_builtin = name in MODELS or name.lower() in application_names() or "." not in name
-    code = "" if is_builtin else source_digest(name)
-    return f"{code} {'' if weights in ('', IMAGENET) else weights_digest(weights)}"
+    code_digest = "" if is_builtin else source_digest(name)
+    return f"{code_digest} {'' if weights in ('', IMAGENET) else weights_digest(weights)}"
 
 
 def build_model(name: str, spec: ModelSpec) -> keras.Model:

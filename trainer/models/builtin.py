@@ -1,7 +1,7 @@
 """Models of Feedline and Keras: a small CNN, ResNets, and the networks of `keras.applications` by name.
 
-All take uint8 images and return probabilities, and share the first and the last layers. A `ModelSpec` describes the
-data.
+All models take uint8 images and return probabilities, and have the same first and last layers. A `ModelSpec` describes
+the data.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def image_input(spec: ModelSpec) -> keras.KerasTensor:
 
 def normalise(images: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTensor:
     """Normalises each channel to mean 0 and deviation 1 with the statistics of the training split."""
-    # The least deviation is 1, because that of a constant channel is 0.
+    # The deviation is at least 1, because a constant channel has 0.
     variance = [max(std, 1.0) ** 2 for std in spec.std_rgb]
     return keras.layers.Normalization(mean=list(spec.mean_rgb), variance=variance, name="normalise")(images)
 
@@ -77,14 +77,14 @@ def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTe
     return keras.layers.Activation(activation, dtype="float32", name="probabilities")(logits)
 
 
-LARGE_PX = 128  # from which `small_cnn` begins with a stride: a side just below takes as long as twice the side
+LARGE_PX = 128  # side from which `small_cnn` has a stride of 2; a slightly smaller side takes as long as twice the side
 
 
 def small_cnn(spec: ModelSpec) -> keras.Model:
-    """A convolutional network of 3x3 convolutions and pooling down to 4 pixels; it trains 1,000 images in seconds.
+    """Builds a network of 3x3 convolutions and pooling down to 4 pixels, which trains on 1,000 images in seconds.
 
-    From 128 pixels on, the first convolution has a stride of 2: a quarter of the arithmetic, such as 213 instead of 881
-    million multiplications for an image of 224.
+    From 128 pixels on, the first convolution has a stride of 2, for a quarter of the arithmetic: 213 instead of 881
+    million multiplications for an image of 224 pixels.
 
     Args:
       spec: shape of the data.
@@ -105,7 +105,7 @@ def small_cnn(spec: ModelSpec) -> keras.Model:
 
 
 def resnet20(spec: ModelSpec) -> keras.Model:
-    """The CIFAR network of 20 layers and 0.27 million weights of He et al., "Deep Residual Learning" (2015), 4.2.
+    """Builds the CIFAR network (20 layers, 0.27 million weights) of He et al., "Deep Residual Learning" (2015), 4.2.
 
     Three stages of three blocks with 16, 32 and 64 channels. Where a stage halves the image, a strided 1x1 convolution
     replaces the padded shortcut of the paper ("option B").
@@ -118,26 +118,26 @@ def resnet20(spec: ModelSpec) -> keras.Model:
     for stage, channels in enumerate((16, 32, 64)):
         for block in range(3):
             stride = 2 if stage and not block else 1
-            shortcut = features if stride == 1 else _convolve(features, channels, 1, stride, relu=False)
-            features = _convolve(_convolve(features, channels, 3, stride), channels, relu=False)
+            shortcut = features if stride == 1 else _convolve(features, channels, 1, stride, has_relu=False)
+            features = _convolve(_convolve(features, channels, 3, stride), channels, has_relu=False)
             features = keras.layers.ReLU()(keras.layers.Add()([features, shortcut]))
     return keras.Model(inputs, classify(features, spec))
 
 
 def cifar_resnet(spec: ModelSpec) -> keras.Model:
-    """The nine-layer residual network of 6.6 million weights of D. Page, "How to train your ResNet" (2018).
+    """Builds the nine-layer residual network of 6.6 million weights of D. Page, "How to train your ResNet" (2018).
 
-    It learns CIFAR-10 in tens of epochs, where `resnet20` takes hundreds, at ten times the arithmetic.
+    It learns CIFAR-10 in tens of epochs, where `resnet20` takes hundreds, and needs ten times the arithmetic.
 
     Returns:
       uint8[batch, side, side, 3] -> float32[batch, classes], probabilities.
     """
     inputs = image_input(spec)
     features = _convolve(normalise(inputs, spec), 64)
-    for channels, residual in ((128, True), (256, False), (512, True)):
+    for channels, has_residual in ((128, True), (256, False), (512, True)):
         features = _convolve(features, channels)
         features = keras.layers.MaxPooling2D(padding="same")(features)
-        if residual:
+        if has_residual:
             features = keras.layers.Add()([features, _convolve(_convolve(features, channels), channels)])
     features = keras.layers.GlobalMaxPooling2D()(features)
     # Page scales the logits by 1/8, because a maximum over many positions is large. The next layer is linear, so the
@@ -146,13 +146,11 @@ def cifar_resnet(spec: ModelSpec) -> keras.Model:
 
 
 def _convolve(
-    features: keras.KerasTensor, channels: int, size: int = 3, stride: int = 1, relu: bool = True
+    features: keras.KerasTensor, channels: int, size: int = 3, stride: int = 1, has_relu: bool = True
 ) -> keras.KerasTensor:
-    convolution = keras.layers.Conv2D(
-        channels, size, stride, padding="same", use_bias=False, kernel_initializer="he_normal"
-    )
+    convolution = keras.layers.Conv2D(channels, size, stride, "same", use_bias=False, kernel_initializer="he_normal")
     features = keras.layers.BatchNormalization(momentum=0.9)(convolution(features))
-    return keras.layers.ReLU()(features) if relu else features
+    return keras.layers.ReLU()(features) if has_relu else features
 
 
 IMAGENET = "imagenet"
@@ -160,15 +158,15 @@ _TIMEOUT_S = 20.0  # enough for a slow server; Python's default is to wait witho
 
 
 def application_names() -> dict[str, str]:
-    """Returns the names of all models by their name in lower case: `mobilenetv2` -> `MobileNetV2`."""
+    """Returns name in lower case -> name of every model of `keras.applications`: `mobilenetv2` -> `MobileNetV2`."""
     return {name.lower(): name for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
 
 
 def application(name: str, spec: ModelSpec) -> keras.Model:
-    """Builds a model: the preprocessing of its family, its layers without the last, pooling, dropout, classes.
+    """Builds a model of `keras.applications`: preprocessing, the layers without the classifier, `classify`.
 
-    It does not use the mean and deviation of the training split: the weights of every family depend on its own
-    preprocessing. In some families this is a layer; their `preprocess_input` changes nothing.
+    The mean and deviation of the training split are not used: the weights of each family need its own preprocessing. In
+    some families the preprocessing is a layer, and `preprocess_input` changes nothing.
 
     Args:
       name: name in `keras.applications`.
@@ -190,25 +188,23 @@ def application(name: str, spec: ModelSpec) -> keras.Model:
 
 
 def _application_base(name: str, builder: Callable[..., keras.Model], spec: ModelSpec) -> keras.Model:
-    pretrained = spec.weights == IMAGENET
+    weights = IMAGENET if spec.weights == IMAGENET else None
     try:
         with _network_timeout(_TIMEOUT_S):
-            return builder(
-                include_top=False, weights=IMAGENET if pretrained else None, input_shape=(spec.side_px, spec.side_px, 3)
-            )
+            return builder(include_top=False, weights=weights, input_shape=(spec.side_px, spec.side_px, 3))
     except ValueError as error:
         raise OptionError(f"{name} does not take images of {spec.side_px} pixels: {_first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception for a download that fails
-        if not pretrained:
+        if not weights:
             raise
         raise OptionError(_download_message(name, error)) from error
 
 
 def _download_message(name: str, error: Exception) -> str:
-    url = re.search(r"https?://\S+?(?=:? |$)", str(error))
-    file = url[0] if url else "its file without top from the Keras project"
+    url_match = re.search(r"https?://\S+?(?=:? |$)", str(error))
+    source = url_match[0] if url_match else "its weights file without top from the Keras project"
     return (
-        f"the imagenet weights of {name} cannot be fetched ({_first_line(error)}); fetch {file} on a machine with a "
+        f"the imagenet weights of {name} cannot be fetched ({_first_line(error)}); fetch {source} on a machine with a "
         "network and give the path of the file as the weights"
     )
 
@@ -219,9 +215,9 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
-    default = socket.getdefaulttimeout()
+    previous_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(default)
+        socket.setdefaulttimeout(previous_s)

@@ -4,8 +4,8 @@ Subclasses of `BatchOp` also work on batches. Kernels take batches of any array 
 `trainer.ops.tf_ops`. They do not loop over images and keep static shapes, so they compile under XLA. Sides are in
 pixels, images are [batch, height, width, 3], 0-255.
 
-A box moves with its pixels and is clipped at the edge of the image. It is removed, with its label, if less than the
-fraction `keep` of its area remains, or nothing.
+A box moves with its pixels and is clipped at the edge of the image. It is removed, with its label, if no area of it
+remains, or less than the fraction `keep`.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def paint_square(xp: Any, images: Any, side: int, value: int, uniforms: Any) -> 
       images of the same type and shape.
     """
     *batch, height, width, channels = xp.shape(images)
-    # Rows of single values: broadcasting a mask over the channels takes four times as long on the host.
+    # A row of the mask has width x channels values: broadcasting over channels takes four times as long on the host.
     indices = (xp.arange(height, dtype="int32"), xp.arange(width * channels, dtype="int32") // channels)
-    inside = []
+    is_inside = []
     for axis, (size, index) in enumerate(zip((height, width), indices, strict=True)):
-        first = pick(xp, uniforms[..., axis : axis + 1], size) - side // 2
-        inside.append((index >= first) & (index < first + side))
-    covered = inside[0][..., :, None] & inside[1][..., None, :]
+        start = pick(xp, uniforms[..., axis : axis + 1], size) - side // 2
+        is_inside.append((index >= start) & (index < start + side))
+    is_covered = is_inside[0][..., :, None] & is_inside[1][..., None, :]
     lines = xp.reshape(images, (*batch, height, width * channels))
-    painted = xp.where(covered, xp.convert_to_tensor(value, dtype=images.dtype), lines)
+    painted = xp.where(is_covered, xp.convert_to_tensor(value, dtype=images.dtype), lines)
     return xp.reshape(painted, (*batch, height, width, channels))
 
 
@@ -116,12 +116,12 @@ def warp(xp: Any, images: Any, maps: Any, fill: int) -> Any:
     start = xp.arange(batch, dtype="int32")[:, None, None] * (height * width)
     pixels = xp.reshape(images - float(fill), (-1, channels))
     total: Any = float(fill)
-    for row, vertical in ((top, 1.0 - (y - top)), (top + 1.0, y - top)):
-        for column, horizontal in ((left, 1.0 - (x - left)), (left + 1.0, x - left)):
-            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            index = xp.cast(xp.where(inside, row, 0.0), "int32") * width
-            index = start + index + xp.cast(xp.where(inside, column, 0.0), "int32")
-            weight = xp.where(inside, vertical * horizontal, 0.0)
+    for row, row_weight in ((top, 1.0 - (y - top)), (top + 1.0, y - top)):
+        for column, column_weight in ((left, 1.0 - (x - left)), (left + 1.0, x - left)):
+            is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            index = xp.cast(xp.where(is_inside, row, 0.0), "int32") * width
+            index = start + index + xp.cast(xp.where(is_inside, column, 0.0), "int32")
+            weight = xp.where(is_inside, row_weight * column_weight, 0.0)
             total = total + xp.take(pixels, index, axis=0) * weight[..., None]
     return total
 
@@ -160,7 +160,7 @@ BOX_LABELS = "box_labels"
 TARGETS = (MASK, BOXES, BOX_LABELS)
 
 Features: TypeAlias = Mapping[str, tf.Tensor]
-Size: TypeAlias = "tuple[int, int] | None"  # height and width in pixels, None if images differ
+Size: TypeAlias = "tuple[int, int] | None"  # height and width in pixels, None if images differ in size
 
 
 class Op(Protocol):
@@ -174,21 +174,21 @@ class Op(Protocol):
     def random(self) -> bool:
         """Whether the op takes random numbers."""
 
-    def size(self, before: Size) -> Size:
-        """Returns height and width after the op, or None if images differ."""
+    def size(self, input_size: Size) -> Size:
+        """Returns height and width after the op for images of size `input_size`; None if the results differ in size."""
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the features with a new `image` and, for ops that move pixels, new targets.
 
         Args:
           features: features of one image: `image`, and optionally `boxes` float32[n, 4] (ymin, xmin, ymax, xmax,
-            fractions of the image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
+            fractions of the image) with `box_labels` int64[n], `mask` uint8[height, width, 1]. Others do not change.
           uniforms: float32[random_count], random numbers in [0, 1).
         """
 
 
 class ImageOp:
-    """Base class of the ops; by default not random and without a change of size."""
+    """Base class of the ops; by default an op is not random and does not change the size."""
 
     random_count: ClassVar[Any] = 0  # a property in ops whose arguments determine it
 
@@ -197,9 +197,9 @@ class ImageOp:
         """Whether the op takes random numbers."""
         return bool(self.random_count > 0)
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns height and width after the op."""
-        return before
+        return input_size
 
 
 class SquareOp(ImageOp):
@@ -207,7 +207,7 @@ class SquareOp(ImageOp):
 
     side: int
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns side x side."""
         return self.side, self.side
 
@@ -233,9 +233,9 @@ class BatchOp(ImageOp, ABC):
 
 
 class IndexOp(BatchOp):
-    """An op that moves complete rows and columns of pixels. Consecutive ones become one gather."""
+    """An op that moves complete rows and columns; consecutive index ops, except flips alone, become one gather."""
 
-    moves_window: ClassVar[bool] = True
+    moves_window: ClassVar[bool] = True  # whether the op changes the visible part of the image; a flip does not
 
     @abstractmethod
     def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
@@ -249,7 +249,7 @@ class IndexOp(BatchOp):
 class MixingOp(BatchOp):
     """An op that mixes each image of a batch with another one, and their labels in the same ratio."""
 
-    batch_px = 1 << 62
+    batch_px = 1 << 62  # no limit
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Raises `OptionError`, because one image cannot be mixed."""
@@ -287,7 +287,7 @@ def cut_boxes(
       features: features of one image.
       begin: int32[2], top and left of the window.
       size: int32[2], height and width of the window.
-      sides: int32[2], height and width of the image before.
+      sides: int32[2], height and width of the original image.
       keep: fraction of a box that must remain visible.
     """
     if BOXES not in features:
@@ -319,16 +319,16 @@ def warp_boxes(features: Features, maps: tf.Tensor, sides: tf.Tensor, keep: floa
     if BOXES not in features:
         return dict(features)
     width_height = tf.cast(sides[::-1], tf.float32)
-    ends = tf.gather(features[BOXES], [[1, 0], [1, 2], [3, 0], [3, 2]], axis=1)  # x and y of four corners
-    corners = (ends - 0.5 - maps[:, 2]) * width_height
-    # The maps lead from target to source, so boxes need the inverse.
+    box_corners = tf.gather(features[BOXES], [[1, 0], [1, 2], [3, 0], [3, 2]], axis=1)  # x and y of four corners
+    corners = (box_corners - 0.5 - maps[:, 2]) * width_height
+    # The maps convert positions in the target to the source, so boxes need the inverse.
     moved = tf.linalg.matmul(corners, tf.linalg.inv(maps[:, :2]), transpose_b=True) / width_height + 0.5
     low, high = tf.reduce_min(moved, axis=1), tf.reduce_max(moved, axis=1)
     return keep_visible_boxes(features, tf.concat([low[:, ::-1], high[:, ::-1]], axis=1), keep)
 
 
 def keep_visible_boxes(features: Features, moved: tf.Tensor, keep: float) -> dict[str, tf.Tensor]:
-    """Returns the features with moved boxes clipped to 0-1, without those of which too little is visible.
+    """Returns the features with moved boxes clipped to 0-1, without boxes whose visible part is too small.
 
     Args:
       features: features of one image, with `boxes`.

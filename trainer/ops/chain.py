@@ -44,37 +44,37 @@ def _is_colour(value: object) -> bool:
     return isinstance(value, tuple) and len(value) in {0, 3} and all(_is_number(part, 0, 255) for part in value)
 
 
-def _pixels(low: int) -> tuple[str, Callable[[Any], bool]]:
+def _pixels_rule(low: int) -> tuple[str, Callable[[Any], bool]]:
     text = "above 0" if low else "of at least 0"
     return f"a whole number of pixels {text}", lambda value: _is_whole(value) and value >= low
 
 
-def _fraction(high: float = 1.0) -> tuple[str, Callable[[Any], bool]]:
+def _fraction_rule(high: float = 1.0) -> tuple[str, Callable[[Any], bool]]:
     return f"between 0 and {high:g}", lambda value: value is None or _is_number(value, 0, high)
 
 
-# Argument -> text of the allowed values, and their check. A name means the same in every op.
+# Argument -> description of the allowed values, and their check. A name has the same meaning in every op.
 _ARGUMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "alpha": ("a number from 0.05 to 10", lambda value: _is_number(value, 0.05, 10)),
-    "brightness": _fraction(),
-    "contrast": _fraction(),
+    "brightness": _fraction_rule(),
+    "contrast": _fraction_rule(),
     "count": ("a whole number of 1 to 1000", lambda value: _is_whole(value) and 1 <= value <= 1000),
     "fill": ("a whole number of 0 to 255", lambda value: _is_whole(value) and 0 <= value <= 255),
-    "hue": _fraction(0.5),
-    "keep": _fraction(),
+    "hue": _fraction_rule(0.5),
+    "keep": _fraction_rule(),
     "magnitude": ("a number from 0 to 30", lambda value: _is_number(value, 0, 30)),
-    "margin": _pixels(0),
+    "margin": _pixels_rule(0),
     "max_degrees": ("a number from 0 to 180", lambda value: _is_number(value, 0, 180)),
     "mean_rgb": ("three numbers of 0 to 255", _is_colour),
     "method": (f"one of {', '.join(METHODS)}", lambda value: value in METHODS),
     "min_area": ("a fraction above 0 and up to 1", lambda value: _is_number(value, 1e-9, 1)),
     "mirror": ("True or False", lambda value: isinstance(value, bool)),
     "scaled": ("True or False", lambda value: isinstance(value, bool)),
-    "probability": _fraction(),
-    "saturation": _fraction(),
-    "side": _pixels(1),
+    "probability": _fraction_rule(),
+    "saturation": _fraction_rule(),
+    "side": _pixels_rule(1),
     "std_rgb": ("three numbers of 0 to 255", _is_colour),
-    "strength": _fraction(),
+    "strength": _fraction_rule(),
 }
 
 
@@ -117,7 +117,7 @@ def run_batch(
     ops: Sequence[BatchOp],
     images: Any,
     uniforms: Sequence[Any],
-    after: Callable[[BatchOp, Any], Any] = lambda _, images: images,
+    convert: Callable[[BatchOp, Any], Any] = lambda _, images: images,
     stride: int = 1,
 ) -> Any:
     """Runs a chain on a batch.
@@ -127,7 +127,7 @@ def run_batch(
       ops: ops of the chain.
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch size may be unknown.
       uniforms: float32[batch, random_count] for each op.
-      after: function of an op and its result that returns the images for the next op.
+      convert: function of an op and its result; it returns the images for the next op.
       stride: see `MixingOp.batch`; a divisor of the batch size.
 
     Raises:
@@ -135,25 +135,25 @@ def run_batch(
     """
     steps = zip(ops, uniforms, strict=True)
     for is_index_op, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], IndexOp)):
-        members = list(group)
-        if is_index_op and any(op.moves_window for op, _ in members):  # type: ignore[attr-defined]
-            images = run_index_ops(xp, members, images)  # type: ignore[arg-type]
+        group_steps = list(group)
+        if is_index_op and any(op.moves_window for op, _ in group_steps):  # type: ignore[attr-defined]
+            images = run_index_ops(xp, group_steps, images)  # type: ignore[arg-type]
         else:
-            for op, op_uniforms in members:
+            for op, op_uniforms in group_steps:
                 arguments = (stride,) if isinstance(op, MixingOp) else ()
-                images = after(op, op.batch(xp, images, op_uniforms, *arguments))
+                images = convert(op, op.batch(xp, images, op_uniforms, *arguments))
     return images
 
 
 def first_batch_op(ops: Sequence[Op], moves_targets: bool = False) -> int:
     """Returns the index of the first op that runs on batches, or the length of the chain.
 
-    From that op on, all images have one known size, and every op is faster on a batch than image by image, which is
-    true of small images. Mixing ops always run on batches.
+    From that op on, all images have one known size, and every op is faster on batches than on single images, as it is
+    for small images. Mixing ops always run on batches.
 
     Args:
       ops: a chain of the host.
-      moves_targets: whether the features include boxes or masks, which only move image by image.
+      moves_targets: whether the features include boxes or masks, which ops can move only image by image.
 
     Raises:
       OptionError: an op mixes images that may differ in size.
@@ -171,7 +171,7 @@ def first_batch_op(ops: Sequence[Op], moves_targets: bool = False) -> int:
 
 
 def check_order(ops: Sequence[Any], spec: str) -> None:
-    """Raises `OptionError` if an op follows one that must come later."""
+    """Raises `OptionError` if `normalize`, `mixup` or `cutmix` is before an op that must come first."""
     for op, following in itertools.pairwise(ops):
         if isinstance(op, Normalize):
             raise OptionError(f"ops {spec!r}: normalize must be the last op")
@@ -247,7 +247,7 @@ def outputs(ops: Sequence[Op]) -> int:
 
 
 def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int = 0) -> dict[str, tf.Tensor]:
-    """Runs a chain of ops on one image; each op takes random numbers of its own.
+    """Runs a chain of ops on one image; each op has separate random numbers.
 
     Examples:
       >>> import tensorflow as tf
@@ -261,11 +261,11 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
       ops: ops of the chain.
       features: `image`, an encoded string scalar, and optionally `boxes`, `box_labels` and `mask`, see `Op`.
       draw: int32[2], the seed of every random number of the image; equal seeds give equal images.
-      first: index of the first op in the complete chain, if this is a part of it.
+      first: index of the first op in the complete chain, if `ops` are a part of it.
 
     Returns:
       the features with `image` uint8[height, width, 3]; float32 after `normalize`. A chain with `multi_crop` that
-      makes several images gives `image` and `mask` [outputs, height, width, channels], and `boxes` and `box_labels`
+      makes several images returns `image` and `mask` [outputs, height, width, channels], and `boxes` and `box_labels`
       ragged; the later ops use the seed i of `rng.split(draw, outputs)` for image i. Other features do not change.
 
     Raises:
@@ -277,9 +277,9 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
     for position, op in enumerate(ops):
         if isinstance(op, MultiCrop) and op.outputs > 1:
             parts = op.parts(features, uniforms[position])
-            seeds, later = tf.unstack(rng.split(draw, len(parts))), position + 1
+            seeds, next_position = tf.unstack(rng.split(draw, len(parts))), position + 1
             pairs = zip(parts, seeds, strict=True)
-            return stack_features([apply_ops(ops[later:], *pair, first + later) for pair in pairs])
+            return stack_features([apply_ops(ops[next_position:], *pair, first + next_position) for pair in pairs])
         features = op(features, uniforms[position])
     return {name: value for name, value in features.items() if name not in RANDOM_FEATURES}
 

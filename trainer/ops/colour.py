@@ -17,9 +17,9 @@ AnyOp = TypeVar("AnyOp")
 
 
 class _PixelOp(BatchOp):
-    """An op whose `batch` takes a single image, too."""
+    """An op whose `batch` also works on a single image."""
 
-    batch_px = 1 << 62
+    batch_px = 1 << 62  # no limit
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See `Op`."""
@@ -48,7 +48,7 @@ class ColorJitter(BatchOp):
 
     Factors are from 1 - x to 1 + x, and the hue rotates by -hue to hue of a full circle. `strength` sets all four as in
     SimCLR (Chen et al. 2020, arXiv 2002.05709), to 0.8, 0.8, 0.8 and 0.2 times its value, unless they are set
-    themselves. All four are one matrix per image, so values are clipped to 0-255 only once, at the end. Hue rotates in
+    separately. All four are one matrix per image, so values are clipped to 0-255 only once, at the end. Hue rotates in
     the I-Q plane of YIQ, which does not change greys.
     """
 
@@ -58,7 +58,7 @@ class ColorJitter(BatchOp):
     saturation: float | None = None
     hue: float | None = None
     random_count: ClassVar[int] = 4
-    batch_px = 0
+    batch_px = 0  # on the host, always one image at a time
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""

@@ -52,7 +52,7 @@ def apply_device_ops(ops: Sequence[BatchOp], images: Any, image_seed: Any) -> An
     Raises:
       OptionError: an op does not fit the size of the images.
     """
-    return run_batch(xp, ops, xp.cast(images, "float32"), _numbers(ops, image_seed))
+    return run_batch(xp, ops, xp.cast(images, "float32"), _random_numbers(ops, image_seed))
 
 
 def mix_labels(ops: Sequence[BatchOp], labels: Any, image_seed: Any) -> Any:
@@ -66,7 +66,7 @@ def mix_labels(ops: Sequence[BatchOp], labels: Any, image_seed: Any) -> Any:
     Returns:
       float32[batch, classes].
     """
-    for op, uniforms in zip(ops, _numbers(ops, image_seed), strict=True):
+    for op, uniforms in zip(ops, _random_numbers(ops, image_seed), strict=True):
         labels = op.labels(xp, labels, uniforms) if isinstance(op, MixingOp) else labels
     return labels
 
@@ -79,7 +79,7 @@ def output_side(ops: Sequence[BatchOp], side: int) -> int:
     return size[0]
 
 
-def _numbers(ops: Sequence[BatchOp], image_seed: Any) -> list[Any]:
+def _random_numbers(ops: Sequence[BatchOp], image_seed: Any) -> list[Any]:
     return [rng.uniform_with(xp, image_seed, [(salt, op.random_count)]) for salt, op in enumerate(ops, FIRST_SALT)]
 
 

@@ -39,9 +39,9 @@ class PadReflect(IndexOp):
 
     margin: int
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns the size with the margins."""
-        return None if before is None else (before[0] + 2 * self.margin, before[1] + 2 * self.margin)
+        return None if input_size is None else (input_size[0] + 2 * self.margin, input_size[1] + 2 * self.margin)
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
@@ -49,7 +49,7 @@ class PadReflect(IndexOp):
         sides = tf.shape(image)[:2]
         moved = base.cut_boxes(features, tf.fill([2], -self.margin), sides + 2 * self.margin, sides, keep=0.0)
         margins = [[self.margin, self.margin], [self.margin, self.margin], [0, 0]]
-        for name in _list_pictures(features):
+        for name in _list_pixel_names(features):
             moved[name] = tf.pad(features[name], margins, mode="REFLECT")
         return moved
 
@@ -84,8 +84,8 @@ class RandomCrop(SquareOp, IndexOp):
 
     def _crop_index(self, xp: Any, index: Any, uniforms: Any) -> Any:
         batch, size = xp.shape(index)
-        first = base.pick(xp, uniforms, size - self.side + 1)
-        source = first + xp.arange(self.side, dtype="int32") + xp.arange(batch, dtype="int32")[:, None] * size
+        starts = base.pick(xp, uniforms, size - self.side + 1)
+        source = starts + xp.arange(self.side, dtype="int32") + xp.arange(batch, dtype="int32")[:, None] * size
         return xp.take(xp.reshape(index, (-1,)), source, axis=0)
 
 
@@ -104,7 +104,7 @@ class Flip(IndexOp):
 
         def mirror() -> list[tf.Tensor]:
             values = base.mirror_boxes(features, self.axis)
-            return [tf.reverse(values[name], [self.axis]) if name in _PICTURES else values[name] for name in names]
+            return [tf.reverse(values[name], [self.axis]) if name in _PIXEL_NAMES else values[name] for name in names]
 
         values = tf.cond(uniforms[0] < self.probability, mirror, lambda: [features[name] for name in names])
         return {**features, **dict(zip(names, values, strict=True))}
@@ -112,9 +112,9 @@ class Flip(IndexOp):
     def index(self, xp: Any, rows: Any, columns: Any, uniforms: Any) -> tuple[Any, Any]:
         """See `IndexOp`."""
         is_mirrored = uniforms < self.probability
-        sides = [rows, columns]
-        sides[self.axis] = xp.where(is_mirrored, xp.flip(sides[self.axis], axis=1), sides[self.axis])
-        return sides[0], sides[1]
+        indices = [rows, columns]
+        indices[self.axis] = xp.where(is_mirrored, xp.flip(indices[self.axis], axis=1), indices[self.axis])
+        return indices[0], indices[1]
 
     def batch(self, xp: Any, images: Any, uniforms: Any) -> Any:
         """See `BatchOp`."""
@@ -162,7 +162,7 @@ class Rotate(BatchOp):
 class MultiCrop(SquareOp):
     """Makes `count` random crops of side x side from one image, each followed by its mirror image if `mirror`.
 
-    The next ops run on each of them with separate random numbers.
+    Later ops run on each of these images with separate random numbers.
     """
 
     count: int
@@ -177,7 +177,7 @@ class MultiCrop(SquareOp):
 
     @property
     def outputs(self) -> int:
-        """Number of images per image."""
+        """Number of images that are made of one image."""
         return self.count * (2 if self.mirror else 1)
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -195,7 +195,7 @@ class MultiCrop(SquareOp):
         return parts
 
 
-_PICTURES = (IMAGE, MASK)
+_PIXEL_NAMES = (IMAGE, MASK)
 
 
 def moving_names(features: Features) -> list[str]:
@@ -225,7 +225,7 @@ def stack_features(parts: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
     """Joins the features of the crops of one image: `image` and `mask` stacked, `boxes` and labels ragged."""
     features = dict(parts[0])
     for name in moving_names(features):
-        stack = tf.stack if name in _PICTURES else _stack_ragged
+        stack = tf.stack if name in _PIXEL_NAMES else _stack_ragged
         features[name] = stack([part[name] for part in parts])
     return features
 
@@ -237,7 +237,7 @@ def _stack_ragged(rows: list[tf.Tensor]) -> tf.RaggedTensor:
 
 
 def _sample(image: tf.Tensor, transform: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
-    # One kernel call instead of the thirty of `base.warp`. It truncates fractions of integers, hence the floats.
+    # One kernel call instead of about thirty in `base.warp`. For integers the kernel truncates, so the image is float.
     sampled = tf.raw_ops.ImageProjectiveTransformV3(
         images=tf.cast(image, tf.float32)[None],
         transforms=tf.concat([tf.reshape(transform, [1, 6]), tf.zeros([1, 2])], axis=1),
@@ -249,13 +249,13 @@ def _sample(image: tf.Tensor, transform: tf.Tensor, interpolation: str, fill: in
     return tf.ensure_shape(tf_ops.to_uint8(sampled[0]), image.shape)
 
 
-def _list_pictures(features: Features) -> list[str]:
-    return [name for name in _PICTURES if name in features]
+def _list_pixel_names(features: Features) -> list[str]:
+    return [name for name in _PIXEL_NAMES if name in features]
 
 
 def _crop(features: Features, corner: tf.Tensor, side: int, keep: float) -> dict[str, tf.Tensor]:
     moved = base.cut_boxes(features, corner, tf.fill([2], side), tf.shape(features[IMAGE])[:2], keep)
-    for name in _list_pictures(features):
+    for name in _list_pixel_names(features):
         channels = features[name].shape[-1]
         window = tf.slice(features[name], tf.concat([corner, [0]], 0), [side, side, channels])
         moved[name] = tf.ensure_shape(window, [side, side, channels])

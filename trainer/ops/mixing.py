@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer.ops.base import MixingOp, pick
 
-_TABLE = 512  # intervals; linear interpolation between their ends is correct to 1e-3
+_TABLE_INTERVALS = 512  # number of intervals; linear interpolation between their ends is correct to 1e-3
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Mixup(MixingOp):
 
     The weight of the image itself is drawn from Beta(alpha, alpha) for each image. The distance to the partner is the
     same for all images whose positions in the batch have the same remainder by `stride`, see `MixingOp.batch`, and
-    comes from the random numbers of the first of them.
+    is drawn with the random numbers of the first of these images.
     """
 
     alpha: float
@@ -47,8 +47,8 @@ class Mixup(MixingOp):
 class Cutmix(MixingOp):
     """Pastes a rectangle of another image of the batch over each image, after Yun et al. (2019), arXiv 1905.04899.
 
-    The rectangle has the aspect of the image and a random centre. Its area is 1 - lambda, with lambda drawn from
-    Beta(alpha, alpha), before it is clipped at the edge. Labels mix by the clipped area, computed without pixels, so
+    The rectangle has the aspect ratio of the image and a random centre. Before it is clipped at the edge, its area is
+    1 - lambda, with lambda drawn from Beta(alpha, alpha). Labels mix by the clipped area, computed without pixels, so
     that it does not depend on the size of the image. The partner is chosen as in `Mixup`.
     """
 
@@ -60,8 +60,8 @@ class Cutmix(MixingOp):
         """See `MixingOp`."""
         _, height, width, _ = xp.shape(images)
         rows, columns = self._edges(xp, uniforms)
-        covered = _is_between(xp, rows, height)[:, :, None, None] & _is_between(xp, columns, width)[:, None, :, None]
-        return xp.where(covered, take_partner(xp, images, uniforms, stride), images)
+        is_covered = _is_between(xp, rows, height)[:, :, None, None] & _is_between(xp, columns, width)[:, None, :, None]
+        return xp.where(is_covered, take_partner(xp, images, uniforms, stride), images)
 
     def labels(self, xp: Any, labels: Any, uniforms: Any, stride: int = 1) -> Any:
         """See `MixingOp`."""
@@ -81,8 +81,8 @@ def take_partner(xp: Any, values: Any, uniforms: Any, stride: int = 1) -> Any:
     """Returns the values of the partner of each image, which is a random multiple of `stride` further in the batch."""
     batch = xp.shape(values)[0]
     index = xp.arange(batch, dtype="int32")
-    first = xp.take(uniforms[:, 2], index % stride, axis=0)
-    shift = pick(xp, first, batch // stride - 1) + 1
+    first_uniforms = xp.take(uniforms[:, 2], index % stride, axis=0)
+    shift = pick(xp, first_uniforms, batch // stride - 1) + 1
     return xp.take(values, (index + shift * stride) % batch, axis=0)
 
 
@@ -115,14 +115,14 @@ def beta(xp: Any, alpha: float, uniforms: Any) -> Any:
       alpha: 0.05 to 10; above, the table is too coarse.
       uniforms: float32[batch] in [0, 1).
     """
-    upper = uniforms > 0.5
-    position = xp.where(upper, 1.0 - uniforms, uniforms) * (2.0 * _TABLE)
-    below = xp.minimum(xp.cast(xp.floor(position), "int32"), _TABLE - 1)
+    is_upper = uniforms > 0.5
+    position = xp.where(is_upper, 1.0 - uniforms, uniforms) * (2.0 * _TABLE_INTERVALS)
+    interval = xp.minimum(xp.cast(xp.floor(position), "int32"), _TABLE_INTERVALS - 1)
     table = xp.convert_to_tensor(_powers(alpha), dtype="float32")
-    low, high = xp.take(table, below, axis=0), xp.take(table, below + 1, axis=0)
-    power = low + (high - low) * (position - xp.cast(below, "float32"))
+    interval_start, interval_end = xp.take(table, interval, axis=0), xp.take(table, interval + 1, axis=0)
+    power = interval_start + (interval_end - interval_start) * (position - xp.cast(interval, "float32"))
     value = power ** (1.0 / min(alpha, 1.0))
-    return xp.where(upper, 1.0 - value, value)
+    return xp.where(is_upper, 1.0 - value, value)
 
 
 @functools.cache
@@ -139,7 +139,7 @@ def _powers(alpha: float) -> np.ndarray:
     s = np.linspace(0.0, 0.5**p, 100_001)
     density = s ** (alpha / p - 1.0) * (1.0 - s ** (1.0 / p)) ** (alpha - 1.0)
     total = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)])
-    return np.interp(np.linspace(0.0, total[-1], _TABLE + 1), total, s).astype(np.float32)
+    return np.interp(np.linspace(0.0, total[-1], _TABLE_INTERVALS + 1), total, s).astype(np.float32)
 
 
 def _is_between(xp: Any, edges: tuple[Any, Any], size: Any) -> Any:

@@ -2,7 +2,7 @@
 
 The ops and their ranges are those of torchvision's `RandAugment`, except that rotation and shear are about the centre
 and bilinear. Each op is an affine map, a table of values, a blend with grey or a blend with the blurred image. So a
-batch needs four kernels, whichever ops its images get; three of them leave an image unchanged.
+batch needs four kernels for any choice of ops; three of the kernels leave an image unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.ops.base import IMAGE, BatchOp, Features
 from trainer.ops.geometry import moving_names, warp_features
 from trainer.ops.resize import KEEP
 
-STEPS = 30  # the maximum magnitude
+MAX_MAGNITUDE = 30
 KINDS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
     "sharpness", "posterize", "solarize", "autocontrast", "equalize",
@@ -35,13 +35,13 @@ _BRANCHES |= dict.fromkeys(("brightness", "contrast", "posterize", "solarize"), 
 
 @dataclass(frozen=True)
 class RandAugment(BatchOp):
-    """Runs `count` ops drawn from `KINDS` at `magnitude` of 30, each with a random sign if it has one."""
+    """Runs `count` random ops of `KINDS` at `magnitude`, of at most 30, with a random sign where an op has one."""
 
     count: int = 2
     magnitude: float = 9
     fill: int = 0
     keep: float = KEEP
-    batch_px = 0
+    batch_px = 0  # on the host, always one image at a time
 
     @property
     def random_count(self) -> int:
@@ -124,7 +124,7 @@ def _tables(magnitude: float) -> dict[str, np.ndarray]:
     `maps` [rows, 2, 3] (see `base.centre_maps`), `values` [rows, 256] for every value of a pixel, `to_mean` [rows],
     the fraction of the mean grey to add, `colour` and `sharpness` [rows], blend factors, 1 for unchanged.
     """
-    level = magnitude / STEPS
+    level = magnitude / MAX_MAGNITUDE
     rows = 2 * len(KINDS)
     tables = {
         "maps": np.tile(np.eye(2, 3), (rows, 1, 1)),
@@ -133,20 +133,20 @@ def _tables(magnitude: float) -> dict[str, np.ndarray]:
         "colour": np.ones(rows),
         "sharpness": np.ones(rows),
     }
-    value = np.arange(256)
+    value = np.arange(256)  # of a pixel
     for is_negative, sign in enumerate((1.0, -1.0)):
-        index = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
+        row = {kind: 2 * number + is_negative for number, kind in enumerate(KINDS)}
         factor, angle = 1.0 + sign * 0.9 * level, sign * math.radians(30.0 * level)
-        tables["maps"][index["shear_x"], 0, 1] = tables["maps"][index["shear_y"], 1, 0] = sign * 0.3 * level
+        tables["maps"][row["shear_x"], 0, 1] = tables["maps"][row["shear_y"], 1, 0] = sign * 0.3 * level
         shift = sign * 150 / 331 * level
-        tables["maps"][index["translate_x"], 0, 2] = tables["maps"][index["translate_y"], 1, 2] = shift
+        tables["maps"][row["translate_x"], 0, 2] = tables["maps"][row["translate_y"], 1, 2] = shift
         rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-        tables["maps"][index["rotate"], :, :2] = rotation
-        tables["values"][index["brightness"]] = tables["values"][index["contrast"]] = value * factor
-        tables["to_mean"][index["contrast"]] = 1.0 - factor
-        tables["values"][index["posterize"]] = value >> round(4 * level) << round(4 * level)
-        tables["values"][index["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
-        tables["colour"][index["color"]] = tables["sharpness"][index["sharpness"]] = factor
+        tables["maps"][row["rotate"], :, :2] = rotation
+        tables["values"][row["brightness"]] = tables["values"][row["contrast"]] = value * factor
+        tables["to_mean"][row["contrast"]] = 1.0 - factor
+        tables["values"][row["posterize"]] = value >> round(4 * level) << round(4 * level)
+        tables["values"][row["solarize"]] = np.where(value >= 255.0 * (1.0 - level), 255 - value, value)
+        tables["colour"][row["color"]] = tables["sharpness"][row["sharpness"]] = factor
     return tables
 
 

@@ -17,21 +17,21 @@ from trainer.ops.base import IMAGE, MASK, Features, ImageOp, Size, SquareOp, pic
 BILINEAR, AREA = "bilinear", "area"
 METHODS = (BILINEAR, AREA)
 KEEP = 0.3  # visible fraction of a box after a crop, as in `random_crop_image` of the TF Object Detection API
-# Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Torchvision makes ten attempts.
+# Szegedy et al., "Going Deeper with Convolutions" (2015): aspect ratios of the crops. Torchvision makes ten attempts.
 _ASPECTS = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
-WINDOW = "window"  # feature with the crop of the first op, if it is chosen per batch
+WINDOW = "window"  # feature with the crops of the first op, if they are chosen per batch
 _JPEG = b"\xff\xd8\xff"
 _HALVINGS = 3  # libjpeg decodes at 1/2, 1/4 and 1/8
-_WINDOW_NUMBERS = 2 * _ATTEMPTS + 2
+_WINDOW_RANDOM_COUNT = 2 * _ATTEMPTS + 2
 
 
 @dataclass(frozen=True)
 class Decode(ImageOp):
     """Decodes the complete image: string scalar -> uint8[height, width, 3]."""
 
-    def size(self, before: Size) -> Size:
-        """Returns None, because images differ."""
+    def size(self, input_size: Size) -> Size:
+        """Returns None, because images differ in size."""
         return None
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -43,23 +43,23 @@ class Decode(ImageOp):
 class RandomCropResize(SquareOp):
     """Resizes a random crop: uint8[height, width, 3] -> uint8[side, side, 3].
 
-    The crop covers a fraction of the image from `min_area` to 1 and has an aspect of 3:4 to 4:3, after Szegedy et al.,
-    "Going Deeper with Convolutions" (2015). It is the first of ten random sizes that fits into the image, or else the
-    largest centred crop of such an aspect.
+    The crop covers a fraction of the image from `min_area` to 1 and has an aspect ratio of 3:4 to 4:3, after Szegedy et
+    al., "Going Deeper with Convolutions" (2015). It is the first of ten random sizes that fits into the image, or else
+    the largest centred crop of such an aspect ratio.
     """
 
     side: int
     min_area: float = 0.08
     method: str = BILINEAR
     keep: float = KEEP
-    random_count: ClassVar[int] = _WINDOW_NUMBERS
+    random_count: ClassVar[int] = _WINDOW_RANDOM_COUNT
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         image = features[IMAGE]
         sides = tf.shape(image)[:2]
         begin, size = random_window(sides, self.min_area, uniforms)
-        return _finish(self, features, _slice(image, begin, size), (begin, size, sides))
+        return _resize_crop(self, features, _slice(image, begin, size), (begin, size, sides))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DecodeRandomCrop(SquareOp):
 
     The crop is that of `RandomCropResize`. Rows and blocks of a JPEG outside the crop are not converted to pixels. A
     crop of at least 2, 4 or 8 times `side` pixels in each direction is decoded at 1/2, 1/4 or 1/8 of its size, which is
-    faster, and averages pixels as the bilinear resize alone does not. It then moves by less than 8 pixels, to whole
+    faster, and averages pixels, which the bilinear resize does not. The crop then moves by less than 8 pixels, to whole
     pixels of the scaled image. `scaled=False` and the method `area` decode at full size.
     """
 
@@ -77,14 +77,14 @@ class DecodeRandomCrop(SquareOp):
     method: str = BILINEAR
     keep: float = KEEP
     scaled: bool = True
-    random_count: ClassVar[int] = _WINDOW_NUMBERS
+    random_count: ClassVar[int] = _WINDOW_RANDOM_COUNT
 
     def window(self, features: Features, uniforms: tf.Tensor) -> tf.Tensor:
-        """Returns the crops of a batch, ten times faster than one by one: int32[batch, 5], see `_window`."""
+        """Returns the crops of a batch, ten times faster than for single images: int32[batch, 5], see `_window`."""
         return self._window(features[IMAGE], _stored_sides(features), uniforms)
 
     def on_pixels(self) -> RandomCropResize:
-        """Returns the op with the same crop, which is not moved to whole scaled pixels, for decoded images."""
+        """Returns the op for decoded images; its crop is the same, but not moved to whole pixels of a scaled image."""
         return RandomCropResize(self.side, self.min_area, self.method, self.keep)
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -98,7 +98,7 @@ class DecodeRandomCrop(SquareOp):
             tf.where(tf.io.is_jpeg(encoded), halvings, len(decoders)),
             [*decoders, lambda: _slice(decode_rgb(encoded), begin, size)],
         )
-        return _finish(self, features, image, (begin, size, sides))
+        return _resize_crop(self, features, image, (begin, size, sides))
 
     def _window(self, encoded: tf.Tensor, sides: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
         """Returns int32[..., 5]: begin and size of the crop, and how often its decode halves height and width."""
@@ -106,8 +106,8 @@ class DecodeRandomCrop(SquareOp):
         if not self.scaled or self.method != BILINEAR:
             return tf.concat([begin, size, tf.zeros_like(size[..., :1])], -1)
         is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG)) == _JPEG  # `is_jpeg` takes no batch
-        room = tf.where(is_jpeg[..., None], tf.reduce_min(size, -1, keepdims=True) // self.side, 0)
-        halvings = tf.add_n([tf.cast(room >= 2**power, tf.int32) for power in range(1, _HALVINGS + 1)])
+        scale = tf.where(is_jpeg[..., None], tf.reduce_min(size, -1, keepdims=True) // self.side, 0)
+        halvings = tf.add_n([tf.cast(scale >= 2**power, tf.int32) for power in range(1, _HALVINGS + 1)])
         # The crop moves to whole pixels of the scaled image, so that boxes and masks are where the pixels are.
         ratio = tf.bitwise.left_shift(1, halvings)
         begin = begin // ratio * ratio
@@ -117,9 +117,9 @@ class DecodeRandomCrop(SquareOp):
 
 @dataclass(frozen=True)
 class Resize(SquareOp):
-    """Resizes to side x side and ignores the aspect, without antialiasing, which is slower than the decode.
+    """Resizes to side x side and ignores the aspect ratio, without antialiasing, which takes longer than the decode.
 
-    `bilinear` uses four source pixels per pixel; `area` averages all, which is better and slower for small results.
+    `bilinear` uses four source pixels per pixel; `area` averages all of them, better but slower for small results.
     """
 
     side: int
@@ -132,12 +132,12 @@ class Resize(SquareOp):
 
 @dataclass(frozen=True)
 class ResizeShort(ImageOp):
-    """Scales the short side to `side` pixels and keeps the aspect."""
+    """Scales the short side to `side` pixels and keeps the aspect ratio."""
 
     side: int
     method: str = BILINEAR
 
-    def size(self, before: Size) -> Size:
+    def size(self, input_size: Size) -> Size:
         """Returns None, because images differ in their long side."""
         return None
 
@@ -163,12 +163,12 @@ def random_window(sides: tf.Tensor, min_area: float, uniforms: tf.Tensor) -> tup
     low, high = (math.log(aspect) for aspect in _ASPECTS)
     areas = (min_area + (1.0 - min_area) * uniforms[..., :_ATTEMPTS]) * (shape[..., :1] * shape[..., 1:])
     aspects = tf.exp(low + (high - low) * uniforms[..., _ATTEMPTS : 2 * _ATTEMPTS])
-    attempts = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
-    fits = tf.reduce_all((attempts >= 1.0) & (attempts <= shape[..., None, :]), axis=-1)
-    # The last candidate always fits: the largest crop of the nearest allowed aspect.
+    attempt_sizes = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
+    fits = tf.reduce_all((attempt_sizes >= 1.0) & (attempt_sizes <= shape[..., None, :]), axis=-1)
+    # The last candidate always fits: the largest crop of the nearest allowed aspect ratio.
     largest = tf.minimum(shape, tf.round(shape[..., ::-1] * _ASPECTS[1]))
     index = tf.argmax(tf.concat([fits, tf.ones_like(fits[..., :1])], -1), axis=-1, output_type=tf.int32)
-    candidates = tf.concat([attempts, largest[..., None, :]], axis=-2)
+    candidates = tf.concat([attempt_sizes, largest[..., None, :]], axis=-2)
     size = tf.cast(tf.gather(candidates, index, batch_dims=index.shape.rank, axis=index.shape.rank), tf.int32)
     margin = sides - size
     corner = pick_corner(margin, uniforms[..., 2 * _ATTEMPTS :])
@@ -180,7 +180,7 @@ def pick_corner(margin: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
     return pick(tf_ops, uniforms, margin + 1)
 
 
-def _finish(
+def _resize_crop(
     op: RandomCropResize | DecodeRandomCrop,
     features: Features,
     image: tf.Tensor,

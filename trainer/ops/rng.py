@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of an image seed, without state: equal in eager mode, in tf.data and compiled.
+"""Random numbers as a pure function of an image seed, without state: equal in eager mode, tf.data and XLA.
 
 An image seed, int32[2], is the seed of every random number of one image in one epoch. The numbers are counter-based and
 defined for any array library `xp`: `keras.ops`, or `trainer.ops.tf_ops`, which has the same names. So the numbers of
@@ -26,18 +26,18 @@ _ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
 _LAST_SHIFT = 16
 
 
-def uniform_with(xp: Any, image_seed: Any, plan: Sequence[tuple[int, int]]) -> Any:
-    """Returns numbers for several salts in about the time for one.
+def uniform_with(xp: Any, image_seed: Any, salt_counts: Sequence[tuple[int, int]]) -> Any:
+    """Returns random numbers for several salts, such as the indices of ops, in about the time for one salt.
 
     Args:
       xp: the array library.
       image_seed: int32[..., 2]; only the low 32 bits of wider integers are used.
-      plan: pairs of a salt, 0 to 65534, and the number of its numbers, at most 65536.
+      salt_counts: pairs of a salt, 0 to 65534, and a number of random numbers, at most 65536.
 
     Returns:
-      float32[..., total] in [0, 1), multiples of 2^-24, in the order of the plan.
+      float32[..., total] in [0, 1), multiples of 2^-24, in the order of the pairs.
     """
-    counters = np.concatenate([_counters(salt, count) for salt, count in plan])
+    counters = np.concatenate([_counters(salt, count) for salt, count in salt_counts])
     words = _words(xp, image_seed, counters)
     # A float32 represents 24 bits exactly, so rounding cannot differ between machines or give 1.
     return xp.cast(xp.right_shift(words, _constant(xp, np.uint32(8))), "float32") * 2.0**-24
@@ -50,11 +50,11 @@ def _counters(salt: int, count: int) -> np.ndarray:
 def _words(xp: Any, image_seed: Any, counters: np.ndarray) -> Any:
     """Returns a hash of both halves of the seed with each counter, uint32[..., n]."""
     # The counters are hashed only once, when the graph is built.
-    first = _mix_array(counters * np.uint32(_SCATTER))
-    second = _mix_array(first + np.uint32(_SCATTER))
+    first_hash = _mix_array(counters * np.uint32(_SCATTER))
+    second_hash = _mix_array(first_hash + np.uint32(_SCATTER))
     halves = xp.cast(image_seed, "uint32")
-    inner = _mix(xp, xp.bitwise_xor(halves[..., 0:1], _constant(xp, first)))
-    return _mix(xp, inner + xp.bitwise_xor(halves[..., 1:2], _constant(xp, second)))
+    inner = _mix(xp, xp.bitwise_xor(halves[..., 0:1], _constant(xp, first_hash)))
+    return _mix(xp, inner + xp.bitwise_xor(halves[..., 1:2], _constant(xp, second_hash)))
 
 
 def _mix(xp: Any, words: Any) -> Any:
@@ -90,7 +90,7 @@ def uniform_for_chain(image_seed: tf.Tensor, counts: Sequence[int], first_salt: 
 
 
 def split(image_seed: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns seeds for the crops of an image, int32[..., count, 2], independent of each other and of its numbers."""
+    """Returns seeds for the crops of an image, int32[..., count, 2], independent of each other and of that seed."""
     words = _words(tf_ops, image_seed, _counters(_SPLIT_SALT, 2 * count))
     # Without the highest bit, which does not fit into a non-negative int32.
     halves = tf.cast(tf.bitwise.right_shift(words, _constant(tf_ops, np.uint32(1))), tf.int32)

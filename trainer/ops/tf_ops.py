@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from typing import cast as typed
+from typing import cast as typing_cast
 
 import tensorflow as tf
 
@@ -48,7 +48,7 @@ def clip(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
 
 
 def flip(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Reverses along an axis."""
+    """Returns x reversed along an axis."""
     return tf.reverse(x, [axis])
 
 
@@ -78,4 +78,4 @@ def without_autograph(function: F) -> F:
     Args:
       function: function without branches and loops on tensors, also in the functions that it calls.
     """
-    return typed(F, tf.autograph.experimental.do_not_convert(function))
+    return typing_cast(F, tf.autograph.experimental.do_not_convert(function))

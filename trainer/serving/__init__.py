@@ -1,1 +1,1 @@
-"""Models that take encoded files: export, preprocessing and prediction."""
+"""Export of models whose input is image files, preprocessing with TFX Transform, and prediction."""

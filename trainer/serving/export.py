@@ -1,10 +1,10 @@
-"""The exported model, a function from encoded image bytes to class, name and probability.
+"""The exported model, a function from the bytes of image files to class, name and probability.
 
-Files for serving are as a camera wrote them: they may be rotated, transparent or larger than stored images. The Python
-code of the ingest cannot run in a graph, so this module implements its policies and the EXIF orientation of
-`beam_jobs.images.header_check` with ops. The pixels are equal to those of the stored record, except that an area
-average between two levels may round differently, because the ingest adds in another order.
-`tests/trainer/serving/test_serving_table.py` measures it.
+Files for serving are unprocessed: they may be rotated, transparent or larger than stored images. The Python code of the
+ingest cannot run in a graph, so this module implements the policies of the ingest and the EXIF orientation of
+`beam_jobs.images.header_formats` with ops. The pixels equal those of the stored record, except that the average of an
+area may be rounded to the neighbouring level, because the ingest adds in a different order.
+`tests/trainer/serving/test_serving_table.py` measures the difference.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBAB
 from trainer.training.transfer import leaves
 
 _MAX_STEPS = 65_536  # segments of a JPEG, chunks of a PNG; the ingest refuses files with more
-_APP1, _SOS, _EOI = 0xE1, 0xDA, 0xD9
-_PNG_START, _PNG_FRAME = 8, 12  # magic bytes; length, type and checksum of a chunk
-_ENTRY, _ENTRY_READ = 12, 10  # bytes of an entry of an EXIF directory, and up to the end of a short value
-_PADDING = b"\x00" * 16  # numbers beyond the end are zeros
+_APP1, _SOS, _EOI = 0xE1, 0xDA, 0xD9  # JPEG markers: segment that may contain EXIF, start of scan, end of image
+_PNG_START, _CHUNK_OVERHEAD = 8, 12  # bytes of the magic number; bytes of length, type and checksum of a chunk
+_ENTRY_BYTES, _ENTRY_READ_BYTES = 12, 10  # an entry of an EXIF directory, and its bytes to the end of a 16-bit value
+_PADDING = b"\x00" * 16  # appended to a file, so that numbers beyond its end are read as zeros
 
 
 def read_orientation(encoded: tf.Tensor, kind: str) -> tf.Tensor:
@@ -50,12 +50,12 @@ def read_orientation(encoded: tf.Tensor, kind: str) -> tf.Tensor:
 
 
 def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Turns uint8[height, width, 3] upright like `normalise.upright`; orientations from 5 swap the sides."""
+    """Returns uint8[height, width, 3] turned upright like `normalise.upright`; orientations 5 to 8 swap the sides."""
     is_mirrored = tf.reduce_any(tf.equal(orientation, [2, 4, 5, 7]))
-    quarters = tf.gather([0, 0, 0, 2, 2, 3, 1, 1, 3], orientation)  # clockwise, by orientation; EXIF 2.32, tag 0x0112
+    quarter_turns = tf.gather([0, 0, 0, 2, 2, 3, 1, 1, 3], orientation)  # clockwise; EXIF 2.32, tag 0x0112
     pixels = tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
     return tf.switch_case(
-        quarters,
+        quarter_turns,
         [
             lambda: pixels,
             lambda: tf.reverse(tf.transpose(pixels, [1, 0, 2]), [1]),
@@ -69,11 +69,11 @@ def _find_jpeg_exif(encoded: tf.Tensor) -> tf.Tensor:
     """Returns the first EXIF block of the APP1 segments before the first scan, or an empty string."""
     values = tf.io.decode_raw(encoded + _PADDING, tf.uint8)
     size = tf.strings.length(encoded)
-    markers = tf.cast(tf.where((values[:-1] == 0xFF) & (values[1:] != 0) & (values[1:] != 0xFF))[:, 0], tf.int32)
-    markers = tf.concat([markers, [size]], 0)
+    starts = tf.cast(tf.where((values[:-1] == 0xFF) & (values[1:] != 0) & (values[1:] != 0xFF))[:, 0], tf.int32)
+    marker_positions = tf.concat([starts, [size]], 0)
 
     def step(position: tf.Tensor, block: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        start = markers[tf.searchsorted(markers, position[None])[0]]
+        start = marker_positions[tf.searchsorted(marker_positions, position[None])[0]]
         marker = tf.cast(values[start + 1], tf.int32)
         has_no_length = (marker == 0x01) | ((marker >= 0xD0) & (marker < 0xD9))
         end = start + 2 + tf.where(has_no_length, 0, _read_numbers(values, start + 2, 2))
@@ -83,8 +83,8 @@ def _find_jpeg_exif(encoded: tf.Tensor) -> tf.Tensor:
         block = tf.cond(is_exif, lambda: tf.strings.substr(encoded, begin, tf.maximum(end - begin, 0)), lambda: block)
         return end, block, ~is_exif & (marker != _SOS) & (marker != _EOI) & (end < size)
 
-    start = (tf.constant(2), tf.constant(""), size > 4)
-    return tf.while_loop(lambda *state: state[-1], step, start, maximum_iterations=_MAX_STEPS)[1]
+    initial_state = (tf.constant(2), tf.constant(""), size > 4)
+    return tf.while_loop(lambda *state: state[-1], step, initial_state, maximum_iterations=_MAX_STEPS)[1]
 
 
 def _find_png_exif(encoded: tf.Tensor) -> tf.Tensor:
@@ -95,45 +95,45 @@ def _find_png_exif(encoded: tf.Tensor) -> tf.Tensor:
     def step(position: tf.Tensor, block: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         length = _read_numbers(values, position, 4)
         kind = tf.strings.substr(encoded, position + 4, 4)
-        end = position + _PNG_FRAME + length
+        end = position + _CHUNK_OVERHEAD + length
         is_exif = (kind == b"eXIf") & (end <= size)
         block = tf.cond(is_exif, lambda: tf.strings.substr(encoded, position + 8, length), lambda: block)
-        return end, block, (kind != b"IEND") & (end + 8 <= size)
+        return end, block, (kind != b"IEND") & (end + 8 <= size)  # 8 bytes: length and type of the next chunk
 
-    start = (tf.constant(_PNG_START, tf.int64), tf.constant(""), size >= _PNG_START + 8)
-    return tf.while_loop(lambda *state: state[-1], step, start, maximum_iterations=_MAX_STEPS)[1]
+    initial_state = (tf.constant(_PNG_START, tf.int64), tf.constant(""), size >= _PNG_START + 8)
+    return tf.while_loop(lambda *state: state[-1], step, initial_state, maximum_iterations=_MAX_STEPS)[1]
 
 
 def _parse_orientation(block: tf.Tensor) -> tf.Tensor:
-    """Returns the orientation in the first directory of an EXIF block, like `formats.exif.orientation`."""
+    """Returns the orientation in the first directory of an EXIF block, like `header_formats.exif_orientation`."""
     values = tf.io.decode_raw(block + _PADDING, tf.uint8)
     size = tf.cast(tf.strings.length(block), tf.int64)
-    mark = tf.strings.substr(block, 0, tf.minimum(4, tf.strings.length(block)))
-    is_little = mark == b"II*\x00"
+    byte_order_mark = tf.strings.substr(block, 0, tf.minimum(4, tf.strings.length(block)))
+    is_little = byte_order_mark == b"II*\x00"
 
     def read(position: tf.Tensor, length: int) -> tf.Tensor:
-        inside = tf.clip_by_value(position, 0, size)
-        little, big = (_read_numbers(values, inside, length, little=flag) for flag in (True, False))
+        clipped = tf.clip_by_value(position, 0, size)
+        little, big = (_read_numbers(values, clipped, length, little=flag) for flag in (True, False))
         return tf.where(is_little, little, big)
 
-    first = read(tf.constant(4, tf.int64), 4)
-    count = tf.where((first + 2 <= size) & (size >= 8), read(first, 2), tf.constant(0, tf.int64))
-    complete = tf.maximum((size - _ENTRY_READ - first - 2) // _ENTRY + 1, 0)
-    entries = first + 2 + _ENTRY * tf.range(tf.minimum(count, complete), dtype=tf.int64)
+    directory = read(tf.constant(4, tf.int64), 4)
+    count = tf.where((directory + 2 <= size) & (size >= 8), read(directory, 2), tf.constant(0, tf.int64))
+    max_count = tf.maximum((size - _ENTRY_READ_BYTES - directory - 2) // _ENTRY_BYTES + 1, 0)  # within the block
+    entries = directory + 2 + _ENTRY_BYTES * tf.range(tf.minimum(count, max_count), dtype=tf.int64)
     matches = tf.where(read(entries, 2) == header_formats.ORIENTATION_TAG)[:, 0]
 
-    def value() -> tf.Tensor:
+    def read_value() -> tf.Tensor:
         entry = entries[matches[0]]
-        number = read(entry + 8, 2)
-        is_valid = (read(entry + 2, 2) == header_formats.EXIF_SHORT) & (number >= 1) & (number <= 8)
-        return tf.cast(tf.where(is_valid, number, 1), tf.int32)
+        value = read(entry + 8, 2)
+        is_valid = (read(entry + 2, 2) == header_formats.EXIF_SHORT) & (value >= 1) & (value <= 8)
+        return tf.cast(tf.where(is_valid, value, 1), tf.int32)
 
-    is_known = is_little | (mark == b"MM\x00*")
-    return tf.cond(is_known & (tf.size(matches) > 0), value, lambda: 1)
+    is_exif = is_little | (byte_order_mark == b"MM\x00*")
+    return tf.cond(is_exif & (tf.size(matches) > 0), read_value, lambda: 1)
 
 
 def _read_numbers(values: tf.Tensor, position: tf.Tensor, length: int, little: bool = False) -> tf.Tensor:
-    """Returns the unsigned numbers of `length` bytes at positions, in the integer type of the positions."""
+    """Returns the unsigned numbers of `length` bytes at the given positions, in the integer type of the positions."""
     indices = position[..., None] + tf.range(length, dtype=position.dtype)
     powers = [256**power for power in range(length)]
     weights = tf.constant(powers if little else powers[::-1], position.dtype)
@@ -142,23 +142,23 @@ def _read_numbers(values: tf.Tensor, position: tf.Tensor, length: int, little: b
 
 REFUSAL = (
     "image_bytes holds a file that is neither JPEG nor PNG; convert it, or use `feedline predict`, which reads every "
-    "format that the ingest does"
+    "format of the ingest"
 )
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
-_CMYK = 4  # channels
-# Fixed-point arithmetic of `cv2.resize`, modules/imgproc/src/resize.cpp: weights of 11 bits; the sum over a row drops 4
-# bits, so that the sum over rows fits.
+_CMYK = 4  # number of channels
+# Fixed-point arithmetic of `cv2.resize`, modules/imgproc/src/resize.cpp: weights have 11 bits; the sum over a row loses
+# its lowest 4 bits, so that it fits into 16 bits.
 _WEIGHT, _ROW_SHIFT, _COLUMN_SHIFT = 2048, 16, 65536
 _EPSILON = 2.0**-52
-_MIN_OVERLAP = 1e-3  # fraction of an input pixel in the area average of OpenCV
+_MIN_OVERLAP = 1e-3  # least fraction of an input pixel that the area average of OpenCV includes
 
 
 @dataclass(frozen=True)
 class DecodeSource(Decode):
     """Decodes a JPEG or PNG file to the pixels of its stored record: string scalar -> uint8[height, width, 3].
 
-    The image is turned upright, blended with white and resized by the policy, and a JPEG that the ingest compresses
-    again is compressed again.
+    Like the ingest, it turns the image upright, blends it with white, resizes it by the policy, and compresses a JPEG
+    again where the ingest does so.
 
     Attributes:
       pixels: pixel options of the ingest.
@@ -167,7 +167,7 @@ class DecodeSource(Decode):
     pixels: PixelOptions = field(default_factory=PixelOptions)
 
     def __call__(self, features: Features, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the class.
+        """Returns the features with the decoded image.
 
         Raises:
           tf.errors.InvalidArgumentError: the file is neither JPEG nor PNG, or cannot be decoded.
@@ -181,18 +181,18 @@ class DecodeSource(Decode):
         return {**features, IMAGE: tf.ensure_shape(decoded, [None, None, 3])}
 
 
-def _decode_png(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+def _decode_png(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     pixels = turn_upright(_blend_with_white(tf.io.decode_png(encoded, channels=4)), read_orientation(encoded, "png"))
-    plan = _plan_size(policy, tf.shape(pixels)[:2])
-    return _crop(_resize(pixels, tf.cast(tf.shape(pixels)[:2], tf.float64), plan), plan, policy)
+    new_size = _plan_size(options, tf.shape(pixels)[:2])
+    return _crop(_resize(pixels, tf.cast(tf.shape(pixels)[:2], tf.float64), new_size), new_size, options)
 
 
-def _decode_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+def _decode_jpeg(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     orientation = read_orientation(encoded, "jpeg")
     shape = tf.io.extract_jpeg_shape(encoded)
     is_swapped = orientation >= 5
     sides = tf.where(is_swapped, shape[1::-1], shape[:2])
-    plan = _plan_size(policy, sides)
+    new_size = _plan_size(options, sides)
 
     def keep_size() -> tf.Tensor:
         decoded = decode_rgb(encoded)
@@ -204,23 +204,23 @@ def _decode_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
 
     def reduce_size() -> tf.Tensor:
         ratios = [1, 2, 4, 8]
-        reduction = tf.reduce_min(tf.cast(sides, tf.float64) / tf.cast(plan, tf.float64))
+        reduction = tf.reduce_min(tf.cast(sides, tf.float64) / tf.cast(new_size, tf.float64))
         choice = tf.reduce_sum(tf.cast(reduction >= tf.constant(ratios[1:], tf.float64), tf.int32))
         decoded = tf.switch_case(choice, [lambda ratio=ratio: decode_rgb(encoded, ratio) for ratio in ratios])
         exact_size = tf.cast(shape[:2], tf.float64) / tf.cast(tf.gather(ratios, choice), tf.float64)
-        stored = _resize(decoded, exact_size, tf.where(is_swapped, plan[::-1], plan))
-        stored = _crop(turn_upright(stored, orientation), plan, policy)
-        return _recompress(stored, policy.quality, True) if policy.policy == "resize" else stored
+        resized = _resize(decoded, exact_size, tf.where(is_swapped, new_size[::-1], new_size))
+        cropped = _crop(turn_upright(resized, orientation), new_size, options)
+        return _recompress(cropped, options.quality, True) if options.policy == "resize" else cropped
 
-    if policy.policy == "copy":
+    if options.policy == "copy":
         return keep_size()
-    if policy.policy == "raw":
+    if options.policy == "raw":
         return reduce_size()
-    return tf.cond(tf.reduce_all(plan == sides), keep_size, reduce_size)
+    return tf.cond(tf.reduce_all(new_size == sides), keep_size, reduce_size)
 
 
 def _recompress(pixels: tf.Tensor, quality: int, subsample: bool) -> tf.Tensor:
-    """Returns the pixels after encoding to JPEG like `normalise.encode`, and decoding."""
+    """Returns the pixels after encoding to JPEG like `normalise.encode` and decoding."""
     encoded = tf.io.encode_jpeg(pixels, format="rgb", quality=quality, chroma_downsampling=subsample)
     return decode_rgb(encoded)
 
@@ -232,29 +232,29 @@ def _blend_with_white(rgba: tf.Tensor) -> tf.Tensor:
     return tf.cast((values[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
 
 
-def _plan_size(policy: PixelOptions, sides: tf.Tensor) -> tf.Tensor:
-    """Returns height and width after the resize of `beam_jobs.images.normalise`, int32[2], of an upright image."""
-    if policy.policy == "copy":
+def _plan_size(options: PixelOptions, sides: tf.Tensor) -> tf.Tensor:
+    """Returns height and width, int32[2], of an upright image after the resize of `beam_jobs.images.normalise`."""
+    if options.policy == "copy":
         return sides
     size = tf.cast(sides, tf.float64)
-    fits_long_side = policy.policy == "resize" and policy.fit == "inside"
-    factor = policy.side_px / (tf.reduce_max(size) if fits_long_side else tf.reduce_min(size))
-    if policy.policy == "resize":
+    fits_long_side = options.policy == "resize" and options.fit == "inside"
+    factor = options.side_px / (tf.reduce_max(size) if fits_long_side else tf.reduce_min(size))
+    if options.policy == "resize":
         factor = tf.minimum(tf.constant(1.0, tf.float64), factor)
     return tf.maximum(tf.cast(tf.round(size * factor), tf.int32), 1)
 
 
-def _crop(pixels: tf.Tensor, size: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+def _crop(pixels: tf.Tensor, size: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns the centre crop of the policy `raw`; for other policies, all pixels."""
-    if policy.policy != "raw":
+    if options.policy != "raw":
         return pixels
-    side = policy.side_px
+    side = options.side_px
     begin = (size - side) // 2
     return tf.ensure_shape(tf.slice(pixels, [begin[0], begin[1], 0], [side, side, 3]), [side, side, 3])
 
 
 def _resize(pixels: tf.Tensor, exact_size: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Resizes like `beam_jobs.images.normalise`: by area average from a factor of 2, otherwise bilinear.
+    """Returns resized pixels like `beam_jobs.images.normalise`: area average if reduced by 2 or more, else bilinear.
 
     Args:
       pixels: uint8[height, width, 3].
@@ -263,7 +263,7 @@ def _resize(pixels: tf.Tensor, exact_size: tf.Tensor, size: tf.Tensor) -> tf.Ten
     """
     factors = tf.cast(size, tf.float64) / exact_size
     sides = tf.shape(pixels)[:2]
-    # OpenCV copies an image if its size does not change, for any factors.
+    # OpenCV copies an image whose rounded size does not change, whatever the factors are.
     is_unchanged = tf.reduce_all(tf.cast(tf.round(tf.cast(sides, tf.float64) * factors), tf.int32) == sides)
     resized = tf.cond(
         tf.reduce_max(factors) <= 0.5,
@@ -275,59 +275,59 @@ def _resize(pixels: tf.Tensor, exact_size: tf.Tensor, size: tf.Tensor) -> tf.Ten
 
 def _resize_area(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the input pixels that each output pixel covers, weighted by area."""
-    # For integer scales OpenCV adds levels and divides once; otherwise it adds weighted levels.
+    # For integer scales, OpenCV adds levels and divides the sum once; otherwise it adds weighted levels.
     is_integer = tf.reduce_all(tf.abs(scales - tf.round(scales)) < _EPSILON)
     scales = tf.where(is_integer, tf.round(scales), scales)
     means = tf.cast(pixels, tf.float32)
     for axis, equation in enumerate(("oi,ijc->ojc", "oi,jic->joc")):
         scale, length = scales[axis], tf.cast(tf.shape(pixels)[axis], tf.float64)
-        first = tf.cast(tf.range(size[axis]), tf.float64)[:, None] * scale
+        start = tf.cast(tf.range(size[axis]), tf.float64)[:, None] * scale  # where an output pixel starts in the input
         pixel = tf.range(length, dtype=tf.float64)[None]
-        overlap = tf.minimum(first + scale, pixel + 1) - tf.maximum(first, pixel)
+        overlap = tf.minimum(start + scale, pixel + 1) - tf.maximum(start, pixel)
         overlap = tf.where(overlap > _MIN_OVERLAP, overlap, tf.zeros_like(overlap))
-        weights = tf.where(is_integer, overlap, overlap / tf.minimum(scale, length - first))
+        weights = tf.where(is_integer, overlap, overlap / tf.minimum(scale, length - start))
         means = tf.einsum(equation, tf.cast(weights, tf.float32), means)
     means = tf.where(is_integer, means * tf.cast(1 / tf.reduce_prod(scales), tf.float32), means)
-    # OpenCV rounds halves to the even level, but up in its special code for 2 x 2 pixels.
-    halves_up = tf.reduce_all(scales == 2)
-    return tf.cast(tf.where(halves_up, tf.floor(means + 0.5), tf.round(means)), tf.uint8)
+    # OpenCV rounds .5 to the even level, but up in its special code for 2 x 2 pixels.
+    rounds_up = tf.reduce_all(scales == 2)
+    return tf.cast(tf.where(rounds_up, tf.floor(means + 0.5), tf.round(means)), tf.uint8)
 
 
 def _resize_linear(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Returns the bilinear interpolation of OpenCV, in its fixed-point arithmetic."""
+    """Returns resized pixels like the bilinear interpolation of OpenCV in fixed-point arithmetic."""
     values = tf.cast(pixels, tf.int32)
-    left, right, left_weight, right_weight = _neighbours(scales[1], size[1], tf.shape(pixels)[1], at_edge=0.0)
+    left, right, left_weight, right_weight = _neighbours(scales[1], size[1], tf.shape(pixels)[1], edge_weight=0.0)
     rows = tf.gather(values, left, axis=1) * left_weight[:, None]
     rows = (rows + tf.gather(values, right, axis=1) * right_weight[:, None]) // _ROW_SHIFT
-    upper, lower, upper_weight, lower_weight = _neighbours(scales[0], size[0], tf.shape(pixels)[0], at_edge=None)
+    upper, lower, upper_weight, lower_weight = _neighbours(scales[0], size[0], tf.shape(pixels)[0], edge_weight=None)
     above = tf.gather(rows, upper) * upper_weight[:, None, None] // _COLUMN_SHIFT
     below = tf.gather(rows, lower) * lower_weight[:, None, None] // _COLUMN_SHIFT
     return tf.cast((above + below + 2) // 4, tf.uint8)
 
 
-def _neighbours(scale: tf.Tensor, size: tf.Tensor, length: tf.Tensor, at_edge: float | None) -> list[tf.Tensor]:
-    """Returns the two input pixels of each output pixel and their weights, int32[size] each.
+def _neighbours(scale: tf.Tensor, size: tf.Tensor, length: tf.Tensor, edge_weight: float | None) -> list[tf.Tensor]:
+    """Returns first and second input pixel of each output pixel along an axis, and their weights, int32[size] each.
 
     Args:
       scale: input pixels per output pixel.
       size: number of output pixels.
       length: number of input pixels.
-      at_edge: weight of the second pixel beyond the edge, 0-1; None for no special case.
+      edge_weight: weight of the second pixel if one of the two is beyond the edge, 0-1; None for the usual weight.
     """
     position = tf.cast((tf.range(tf.cast(size, tf.float64), dtype=tf.float64) + 0.5) * scale - 0.5, tf.float32)
     first = tf.floor(position)
     fraction = position - first
     first = tf.cast(first, tf.int32)
-    if at_edge is not None:
-        fraction = tf.where((first < 0) | (first >= length - 1), at_edge, fraction)
+    if edge_weight is not None:
+        fraction = tf.where((first < 0) | (first >= length - 1), edge_weight, fraction)
     weights = [tf.cast(tf.round(part * _WEIGHT), tf.int32) for part in (1 - fraction, fraction)]
     return [tf.clip_by_value(first, 0, length - 1), tf.clip_by_value(first + 1, 0, length - 1), *weights]
 
 
 __all__ = ["DESCRIPTION_NAME", "EVALUATE_SIGNATURE", "PROBABILITIES", "ServingSpec", "decode_batch", "export"]
 
-_MODEL_NAME, _ARGUMENTS_NAME = "model.keras", "arguments.pickle"  # files for the process that exports
-_EXPORT = "from trainer.serving.export import export_saved; sys.path += sys.argv[2:]; export_saved(sys.argv[1])"
+_MODEL_NAME, _ARGUMENTS_NAME = "model.keras", "arguments.pickle"  # input files of the process that exports
+_EXPORT_CODE = "from trainer.serving.export import export_saved; sys.path += sys.argv[2:]; export_saved(sys.argv[1])"
 
 
 def export(
@@ -341,9 +341,9 @@ def export(
 ) -> None:
     """Writes a SavedModel with two signatures, its class names and its `ServingSpec`.
 
-    `serving_default`: `image_bytes` string[batch], JPEG or PNG files as a camera made them -> `class` int64[batch],
-    `text` string[batch], `probability` float32[batch] of that class and `probabilities` float32[batch, classes]. The
-    files are processed like in the ingest, see `DecodeSource`; files of another format are an error.
+    `serving_default`: `image_bytes` string[batch], JPEG or PNG files of any size -> `class` int64[batch], `text`
+    string[batch] (its name), `probability` float32[batch] of that class, and `probabilities` float32[batch, classes].
+    The files are processed as in the ingest, see `DecodeSource`; files of another format are an error.
     `evaluate`: `examples` string[batch], serialised records -> `probabilities`.
 
     Examples:
@@ -356,23 +356,23 @@ def export(
 
     Args:
       model: model uint8[batch, side, side, 3] -> probabilities float32[batch, classes].
-      ops: ops of evaluation.
+      ops: ops of evaluation, with `decode` first.
       labels: class names by index.
       side_px: height and width of the images for the model, in pixels.
       path: directory to write.
-      record_ops: ops for stored records, see `parse.adapt_ops_to_records`; empty for `ops`.
+      record_ops: ops of the signature `evaluate`, see `parse.adapt_ops_to_records`; empty for `ops`.
       spec: spec of the training dataset, `ServingSpec.of(dataset)`; by default with the policy `copy` and one label per
         image.
 
     Raises:
-      OptionError: Keras uses another backend than TensorFlow, and TensorFlow cannot load the model.
+      OptionError: the backend of Keras is not TensorFlow, and the model cannot be exported with TensorFlow.
     """
     if keras.backend.backend() != "tensorflow":
         args = {"ops": ops, "labels": labels, "side_px": side_px, "path": path, "record_ops": record_ops, "spec": spec}
         _export_with_tensorflow(model, args)
         return
     spec = spec or ServingSpec()
-    names = tf.constant(labels)
+    class_names = tf.constant(labels)
     archive = keras.export.ExportArchive()
     archive.track(model)
 
@@ -384,7 +384,7 @@ def export(
         best = tf.argmax(probabilities, axis=-1)
         return {
             "class": best,
-            "text": tf.gather(names, best),
+            "text": tf.gather(class_names, best),
             "probability": tf.reduce_max(probabilities, axis=-1),
             PROBABILITIES: probabilities,
         }
@@ -402,17 +402,17 @@ def export(
 
 @without_autograph
 def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
-    """Runs the ops of evaluation over a batch of encoded images.
+    """Applies the ops of evaluation to a batch of encoded images.
 
     Args:
       encoded: string[batch], JPEG or PNG files.
-      ops: a chain without random ops.
+      ops: a chain without random ops, with an op that decodes first.
       side_px: height and width of the result, in pixels.
 
     Returns:
       uint8[batch, side, side, 3].
     """
-    no_seed = tf.zeros([2], tf.int32)
+    no_seed = tf.zeros([2], tf.int32)  # without effect: no op is random
     return tf.map_fn(
         lambda image: apply_ops(ops, {IMAGE: image}, no_seed)[IMAGE],
         encoded,
@@ -428,17 +428,17 @@ def export_saved(folder: str) -> None:
 
 
 def _export_with_tensorflow(model: keras.Model, arguments: dict[str, object]) -> None:
-    """Exports in a process with the TensorFlow backend, because the backend of a process cannot change."""
+    """Exports in a new process with the TensorFlow backend, because the backend of this process cannot change."""
     with tempfile.TemporaryDirectory() as folder:
         model.save(os.path.join(folder, _MODEL_NAME))
         with open(os.path.join(folder, _ARGUMENTS_NAME), "wb") as stream:
-            # The file of the model has no user classes; they are pickled by reference to their module.
+            # The model file does not contain user classes; they are pickled by reference to their module.
             user_classes = {
                 kind.__name__: kind for kind in map(type, leaves(model)) if kind.__module__.partition(".")[0] != "keras"
             }
             pickle.dump((user_classes, arguments), stream)
         environment = {**child_python.environment(), "KERAS_BACKEND": "tensorflow"}
-        command = child_python.command(_EXPORT, folder, *_list_import_folders(user_classes.values()))
+        command = child_python.command(_EXPORT_CODE, folder, *_list_import_folders(user_classes.values()))
         process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if process.returncode:
         lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
@@ -446,8 +446,8 @@ def _export_with_tensorflow(model: keras.Model, arguments: dict[str, object]) ->
 
 
 def _list_import_folders(classes: Iterable[type]) -> Iterator[str]:
-    """Yields the folders of the top-level packages of classes, such as the folder of a script or notebook."""
+    """Yields the folders from which the modules of classes are imported, such as that of a script or notebook."""
     for kind in classes:
-        top = sys.modules[kind.__module__.partition(".")[0]]
-        if file := getattr(top, "__file__", None):
-            yield os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
+        top_module = sys.modules[kind.__module__.partition(".")[0]]
+        if file := getattr(top_module, "__file__", None):
+            yield os.path.dirname(os.path.dirname(file) if hasattr(top_module, "__path__") else file)

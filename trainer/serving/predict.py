@@ -1,6 +1,6 @@
 """Classifies image files with an exported model, after the checks and the normalisation of the ingest of its dataset.
 
-The directory of an exported model also holds its classes and its `ServingSpec`.
+The directory of an exported model also contains its class names and its `ServingSpec`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.images import sandbox
 from beam_jobs.options import ImageLimits, PixelOptions
 
-EVALUATE_SIGNATURE = "evaluate"  # of serialised records, for TFMA
+EVALUATE_SIGNATURE = "evaluate"  # its input is serialised records; TFMA uses it
 PROBABILITIES = "probabilities"
-# SavedModel reserves `assets.extra` for files of users. Models with equal descriptions take the same records and have
-# the same classes, so that they can be compared.
+# SavedModel reserves `assets.extra` for user files. Models with equal descriptions read the same records and have the
+# same classes, so that they can be compared.
 DESCRIPTION_NAME = "assets.extra/feedline.json"
 SPEC_NAME = "assets.extra/serving.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSpec:
-    """Facts for serving about the dataset of a model.
+    """Properties of the training dataset that serving needs.
 
     Examples:
       >>> from beam_jobs import load
@@ -42,7 +42,7 @@ class ServingSpec:
       'copy'
 
     Attributes:
-      pixels: pixel options of the ingest, which are applied to files to classify.
+      pixels: pixel options of the ingest, which prediction applies to image files.
       limits: limits of the ingest for images.
       multi_label: whether an image may have several labels.
     """
@@ -62,7 +62,7 @@ class ServingSpec:
 
     @classmethod
     def read(cls, model: str) -> ServingSpec:
-        """Reads the spec of an exported model.
+        """Returns the spec of an exported model.
 
         Args:
           model: directory of the SavedModel.
@@ -91,7 +91,7 @@ def write_json(model: str, name: str, values: Any) -> None:
 
 
 def read_json(model: str, name: str) -> Any:
-    """Reads a JSON file from the directory of an exported model.
+    """Returns the content of a JSON file in the directory of an exported model.
 
     Raises:
       OptionError: the model has no such file.
@@ -105,8 +105,8 @@ def read_json(model: str, name: str) -> Any:
         ) from error
 
 
-_BATCH = 64
-THRESHOLD = 0.5  # an image has a label above this probability, also in the metrics; see `losses.PerClass`
+_BATCH_FILES = 64
+THRESHOLD = 0.5  # probability above which a multi-label image has a label, also in the metrics: `losses.PerClass`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,8 @@ class Prediction:
       label: index of the most probable class in the labels of the model, from 0.
       text: name of that class.
       probability: probability of that class, 0-1.
-      labels: for a model with one label per image, that class; with several labels per image, every class with a
-        probability above 0.5, the most probable first, or none.
+      labels: for a model with one label per image, only the most probable class; for several labels per image, every
+        class with a probability above 0.5, the most probable first; may then be empty.
     """
 
     path: str
@@ -176,22 +176,22 @@ def predict(
     Args:
       model: directory of a SavedModel of `trainer.serving.export`, or of numbered versions of one.
       paths: image files of any format that the ingest supports.
-      refuse: function that receives path and error of a file that the ingest would reject, and which is then skipped;
-        without it, the first such file raises.
+      refuse: function of the path and error of a file that cannot be read or that the ingest would reject; the file is
+        then skipped. Without this function, the first such file raises the error.
 
     Returns:
       one prediction per usable file, in the order of `paths`.
 
     Raises:
-      OptionError: there is no such model, or it was not exported by this release.
-      SourceError: a file cannot be read, or the ingest would reject it.
+      OptionError: the model does not exist, or this release did not export it.
+      SourceError: a file cannot be read, or the ingest would reject it, and there is no `refuse`.
     """
-    path = newest_version(model)  # before any file is read
+    path = newest_version(model)  # raises before any file is read
     spec = ServingSpec.read(path)
     loaded: ExportedModel | None = None
     predictions: list[Prediction] = []
     images = _normalise_files(paths, spec, refuse)
-    while batch := list(islice(images, _BATCH)):
+    while batch := list(islice(images, _BATCH_FILES)):
         loaded = loaded or load_model(path)
         rows = loaded.probabilities([_make_example(data) for _, data in batch])
         for (name, _), row in zip(batch, rows, strict=True):
@@ -203,12 +203,12 @@ def newest_version(model: str) -> str:
     """Returns the directory of the SavedModel: `model` itself, or its highest numbered sub-directory.
 
     Raises:
-      OptionError: neither holds a SavedModel.
+      OptionError: neither contains a SavedModel.
     """
     if os.path.isfile(os.path.join(model, "saved_model.pb")):
         return model
     names = [name for name in os.listdir(model) if name.isdigit()] if os.path.isdir(model) else []
-    # A push that is running or was interrupted has no graph yet.
+    # The directory of a running or interrupted push has no `saved_model.pb` yet.
     versions = [name for name in names if os.path.isfile(os.path.join(model, name, "saved_model.pb"))]
     if not versions:
         pushed = os.path.join(model, "serving")
@@ -218,20 +218,20 @@ def newest_version(model: str) -> str:
 
 
 def load_model(path: str) -> ExportedModel:
-    """Loads the signature that evaluates records.
+    """Loads class names and the signature `evaluate` of an exported model.
 
     Args:
       path: directory of the SavedModel.
 
     Raises:
-      OptionError: it was not exported by feedline.
+      OptionError: Feedline did not export the model.
     """
     loaded = tf.saved_model.load(path)
     if EVALUATE_SIGNATURE not in loaded.signatures:
         raise OptionError(f"{path} was not exported by feedline: it has no signature {EVALUATE_SIGNATURE}")
 
     def probabilities(records: Sequence[bytes]) -> np.ndarray:
-        # The reference to `loaded` keeps its variables alive.
+        # A reference to `loaded` keeps the variables of the model in memory.
         return loaded.signatures[EVALUATE_SIGNATURE](examples=tf.constant(list(records)))[PROBABILITIES].numpy()
 
     return ExportedModel(labels=tuple(read_json(path, DESCRIPTION_NAME)["labels"]), probabilities=probabilities)
@@ -240,11 +240,11 @@ def load_model(path: str) -> ExportedModel:
 def _make_prediction(path: str, probabilities: np.ndarray, labels: Sequence[str], multi_label: bool) -> Prediction:
     count = int((probabilities > THRESHOLD).sum()) if multi_label else 1
     order = np.argsort(-probabilities, kind="stable")[: max(1, count)]
-    ranked = [
+    predicted = [
         PredictedLabel(label=int(index), text=labels[index], probability=float(probabilities[index])) for index in order
     ]
-    best, likely = ranked[0], tuple(ranked[:count])
-    return Prediction(path=path, label=best.label, text=best.text, probability=best.probability, labels=likely)
+    best, labels_above = predicted[0], tuple(predicted[:count])
+    return Prediction(path=path, label=best.label, text=best.text, probability=best.probability, labels=labels_above)
 
 
 def _make_example(encoded: bytes) -> bytes:
@@ -256,7 +256,7 @@ def _make_example(encoded: bytes) -> bytes:
 def _normalise_files(
     paths: Sequence[str], spec: ServingSpec, refuse: Callable[[str, SourceError], object] | None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields paths with the bytes that the ingest would store for their files."""
+    """Yields (path, bytes that the ingest would store for the file)."""
     for path in paths:
         try:
             data = _normalise_file(path, spec)
@@ -270,10 +270,10 @@ def _normalise_files(
 
 def _normalise_file(path: str, spec: ServingSpec) -> bytes:
     try:
-        data = storage.read_range(path, 0, spec.limits.max_bytes + 1)  # one more, to detect a larger file
+        data = storage.read_range(path, 0, spec.limits.max_bytes + 1)  # one byte more, to detect a larger file
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     (result,) = sandbox.examine([data], spec.limits, spec.pixels, "basic", processes=1)
     if isinstance(result, Exception):
         raise SourceError(f"{path} is not a usable image: {result}") from result
-    return result.stored or data
+    return result.stored or data  # `stored` is None if the ingest stores the file unchanged

@@ -1,10 +1,10 @@
 """`preprocessing_fn` for TFX Transform: labels, exact channel statistics and user columns.
 
-No image is decoded: each record holds the mean and variance of its pixels, and the statistics of the split are computed
-from them, exact to rounding.
+Images are not decoded: each record contains the mean and variance of its pixels, from which the statistics of the split
+are computed, exactly except for rounding.
 
-An op of a user column changes values but not their number: sparse and ragged columns keep their form, and missing
-values remain missing. Statistics of the training split are constants in the graph.
+An op on a user column changes values but not their number: sparse columns remain sparse, ragged columns ragged, and
+missing values missing. Statistics of the training split become constants in the graph.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from beam_jobs.errors import OptionError
 from trainer.input.columns import CONFIG_KEY, Bucketise, ColumnOp, Hashed, Scale, TransformOptions, Vocabulary
 
 Column: TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
-_RANK_ERROR = 0.001  # of the quantiles, as a fraction of all values
+_RANK_ERROR = 0.001  # largest error of the rank of a quantile, as a fraction of all values
 
 
 def apply_column(name: str, op: ColumnOp, column: Column) -> Column:
-    """Adds an op to the graph.
+    """Adds an op on a column to the graph and returns its result.
 
     Args:
       name: name of the column, without `extra/`.
@@ -34,7 +34,7 @@ def apply_column(name: str, op: ColumnOp, column: Column) -> Column:
       column: int64, float32 or string.
 
     Returns:
-      a column of the same form; float32 for `Scale` and `Zscore`, int64 for the others.
+      a column that is dense, sparse or ragged like the input; float32 for `Scale` and `Zscore`, otherwise int64.
 
     Raises:
       OptionError: the op does not fit the type of the column.
@@ -50,14 +50,14 @@ def apply_column(name: str, op: ColumnOp, column: Column) -> Column:
 
 
 def vocabulary_name(name: str) -> str:
-    """Returns the name of the vocabulary of a column in the transform output, of letters, digits and `_`."""
-    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    # The hash distinguishes columns whose names only differ in spaces or accents.
-    return f"column_{name}" if plain == name else f"column_{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    """Returns the name of a column's vocabulary in the transform output; it has only letters, digits and `_`."""
+    safe = re.sub(r"\W", "_", name, flags=re.ASCII)
+    # The hash distinguishes columns whose names differ only in replaced characters, such as spaces.
+    return f"column_{name}" if safe == name else f"column_{safe}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _map_values(column: Column, function: Callable[[tf.Tensor], tf.Tensor]) -> Column:
-    """Applies a function of [n] -> [n] to the values of a column."""
+    """Returns a column with a function applied to its values: tensor [n] -> tensor [n]."""
     if isinstance(column, tf.SparseTensor):
         return tf.SparseTensor(column.indices, function(column.values), column.dense_shape)
     if isinstance(column, tf.RaggedTensor):
@@ -67,11 +67,12 @@ def _map_values(column: Column, function: Callable[[tf.Tensor], tf.Tensor]) -> C
 
 
 def _scale(values: tf.Tensor) -> tf.Tensor:
+    """Scales the range of the training split to 0-1; constant columns and NaN become 0."""
     numbers = tf.cast(values, tf.float64)
     finite = _select_finite(numbers)
     low, high = tft.min(finite), tft.max(finite)
     span = high - low
-    # The span of a constant column is 0, and of a column without values in the training split infinite.
+    # The span of a constant column is 0. The span of a column without values in the training split is infinite.
     is_usable = tf.math.is_finite(span) & (span > 0)
     scaled = tf.clip_by_value((numbers - low) / tf.where(is_usable, span, 1.0), 0.0, 1.0)
     return _zero_unless(is_usable & ~tf.math.is_nan(numbers), scaled)
@@ -89,9 +90,9 @@ def _zscore(values: tf.Tensor) -> tf.Tensor:
 def _bucketise(op: Bucketise, values: tf.Tensor) -> tf.Tensor:
     numbers = tf.cast(values, tf.float64)
     boundaries = tft.quantiles(_select_finite(numbers), op.buckets, epsilon=min(_RANK_ERROR, 0.1 / op.buckets))
-    # NaN goes to the first bucket, because it cannot be compared.
-    ordered = tf.where(tf.math.is_nan(numbers), tf.constant(float("-inf"), tf.float64), numbers)
-    return tft.apply_buckets(ordered, boundaries)
+    # NaN cannot be compared, so it is put into the first bucket.
+    comparable = tf.where(tf.math.is_nan(numbers), tf.constant(float("-inf"), tf.float64), numbers)
+    return tft.apply_buckets(comparable, boundaries)
 
 
 def _look_up(name: str, op: Vocabulary, values: tf.Tensor) -> tf.Tensor:
@@ -121,7 +122,7 @@ def _check_type(name: str, op: ColumnOp, dtype: tf.DType) -> None:
     else:
         return
     raise OptionError(
-        f"transform.columns.{name} is {type(op).__name__.lower()}, but the column holds {content}; use {alternatives}"
+        f"transform.columns.{name} is {type(op).__name__.lower()}, but the column has {content}; use {alternatives}"
     )
 
 
@@ -133,18 +134,18 @@ Inputs: TypeAlias = Mapping[str, Column]
 
 
 def preprocessing_fn(inputs: Inputs, custom_config: Mapping[str, Any] | None = None) -> dict[str, Column]:
-    """Maps the columns of a batch of records.
+    """Returns the transformed columns of a batch of records.
 
     Args:
       inputs: columns of the schema: dense [batch, n], or sparse or ragged if the number of values differs.
       custom_config: `custom_config["transform"]` is `TransformOptions.to_json()`; None for no user columns.
 
     Returns:
-      `label`: int64[batch]; unchanged for images with any number of labels; absent without labels. The class names and
-      their counts become the vocabulary `label_text` of the transform output.
-      `channel_mean_rgb` and `channel_std_rgb`: float32[batch, 3], the same in every row, 0-255; absent if the records
-      have no moments.
-      `extra/NAME`: the user columns of the options, in the same form as in the input.
+      `label`: int64[batch]; the unchanged column if images may have several labels; absent without labels. The class
+      names and their counts become the vocabulary `label_text` of the transform output.
+      `channel_mean_rgb` and `channel_std_rgb`: float32[batch, 3], equal in all rows, 0-255; absent if the records have
+      no mean and variance.
+      `extra/NAME`: the user columns of the options; dense, sparse or ragged like the input.
 
     Raises:
       OptionError: a user column is unknown, or its op does not fit its type.
@@ -164,18 +165,18 @@ def preprocessing_fn(inputs: Inputs, custom_config: Mapping[str, Any] | None = N
 
 def _transform_user_columns(inputs: Inputs, options: TransformOptions) -> dict[str, Column]:
     options.check([name.removeprefix(record.EXTRA_PREFIX) for name in inputs if name.startswith(record.EXTRA_PREFIX)])
-    names = {record.EXTRA_PREFIX + name: (name, op) for name, op in options.ops().items()}
-    return {full: apply_column(name, op, inputs[full]) for full, (name, op) in names.items()}
+    ops = {record.EXTRA_PREFIX + name: (name, op) for name, op in options.ops().items()}
+    return {feature: apply_column(name, op, inputs[feature]) for feature, (name, op) in ops.items()}
 
 
 def _flatten_label(labels: Column) -> Column:
-    # A dense column may also hold two labels per image, which must not become rows.
-    single = isinstance(labels, tf.Tensor) and labels.shape.rank == 2 and labels.shape[1] == 1
-    return tf.reshape(labels, [-1]) if single else labels
+    # A dense column with two labels per image must not be flattened to twice as many rows.
+    is_single = isinstance(labels, tf.Tensor) and labels.shape.rank == 2 and labels.shape[1] == 1
+    return tf.reshape(labels, [-1]) if is_single else labels
 
 
 def _pool_statistics(inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pools per-image moments, weighted by pixels: m = sum(n_i m_i) / n, v = sum(n_i (v_i + m_i^2)) / n - m^2."""
+    """Returns mean and deviation of all pixels: m = sum(n_i m_i) / n, v = sum(n_i (v_i + m_i^2)) / n - m^2."""
     # float64, because the variance is a difference of large numbers.
     height = tf.cast(tf.reshape(inputs[record.HEIGHT], [-1]), tf.float64)
     width = tf.cast(tf.reshape(inputs[record.WIDTH], [-1]), tf.float64)

@@ -10,18 +10,18 @@ from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from beam_jobs.images.decode import decode_rgb
 from trainer.input.parse import IMAGE_SEED, LABEL, Features
-from trainer.input_fn import check_room, check_shape, evaluation_ops, tf_options
+from trainer.input_fn import check_memory, check_shape, evaluation_ops, tf_options
 from trainer.ops import IMAGE, MixingOp, MultiCrop, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
 
 # Option -> allowed values, and the reason.
 _ALLOWED = {
-    "shuffle": (("window", "none"), "its end is not known"),
+    "shuffle": (("window", "none"), "its length is not known"),
     "cache": (("auto", "none"), "it is read once an epoch"),
     "balance": (("",), "its classes are not known in advance"),
     "columns": (((),), "its records have no user columns"),
     "targets": (((),), "its records have no targets"),
-    "pad_batches": ((False,), "its end is not known"),
+    "pad_batches": ((False,), "its length is not known"),
     "service": (("",), "it is read on this machine"),
     "max_corrupt_records": ((0,), "its damaged records are not known in advance"),
 }
@@ -31,7 +31,7 @@ def check_stream_options(options: InputOptions) -> None:
     """Checks that no option needs a published dataset.
 
     Raises:
-      OptionError: an option does.
+      OptionError: an option needs one.
     """
     for name, (allowed, reason) in _ALLOWED.items():
         if getattr(options, name) not in allowed:
@@ -54,10 +54,12 @@ def batches(stream: tf.data.Dataset, options: InputOptions, training: bool) -> t
     Raises:
       OptionError: an op does not fit, the ops give another size than `image_side_px`, or the batches exceed the memory.
     """
-    check_room(options, options.batch_size)
+    check_memory(options, options.batch_size)
     ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-    if any(isinstance(op, (MixingOp, MultiCrop)) for op in ops):
-        raise OptionError(f"ops {options.train_spec!r} mix images or make several of one; use device_ops for a stream")
+    if any(isinstance(op, MultiCrop) for op in ops):
+        raise OptionError(f"ops {options.train_spec!r} contain multi_crop, which no stream supports; use random_crop")
+    if any(isinstance(op, MixingOp) for op in ops):
+        raise OptionError(f"ops {options.train_spec!r} contain mixup or cutmix; for a stream, put them into device_ops")
     stream = stream.map(partial(_prepare, ops=ops), options.thread_count, deterministic=True)
     stream = stream.batch(options.batch_size, drop_remainder=training)
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training)

@@ -1,6 +1,6 @@
-"""Batches from TFRecord files of any program: plain, gzip or zlib, of any layout.
+"""Batches from TFRecord files of any program: plain, gzip or zlib, with any features.
 
-A `RecordLayout` maps features of the records to image, label and key. A compressed file is checked to be complete.
+A `RecordLayout` maps features of the records to image, label and key. Compressed files are checked for completeness.
 """
 
 from __future__ import annotations
@@ -114,36 +114,36 @@ def _make_labels(parsed: Mapping[str, Any], layout: RecordLayout, count: tf.Tens
     if not layout.multi:
         return values
     classes = len(layout.classes)
-    hot = tf.one_hot(values.to_tensor(default_value=NO_LABEL), classes)
+    multi_hot = tf.one_hot(values.to_tensor(default_value=NO_LABEL), classes)
     zeros = tf.zeros([count, 1, classes])  # an image may have no label
-    return tf.ensure_shape(tf.reduce_max(tf.concat([hot, zeros], 1), 1), [None, classes])
+    return tf.ensure_shape(tf.reduce_max(tf.concat([multi_hot, zeros], 1), 1), [None, classes])
 
 
 def _look_up_classes(names: tf.Tensor, classes: tuple[str, ...]) -> tf.Tensor:
-    equal = tf.equal(names[:, None], tf.constant(classes)[None])
-    is_known = tf.reduce_all(tf.reduce_any(equal, 1))
+    is_class = tf.equal(names[:, None], tf.constant(classes)[None])
+    is_known = tf.reduce_all(tf.reduce_any(is_class, 1))
     check = tf.debugging.Assert(is_known, ["a record has a class that is not in classes", names])
     with tf.control_dependencies([check]):
-        return tf.argmax(equal, 1)
+        return tf.argmax(is_class, 1)
 
 
-def _check_type(first: Mapping[str, list], feature: str, kinds: tuple[type, ...], name: str) -> tf.DType:
-    if feature not in first:
-        raise OptionError(f"{name}: {unknown('feature', feature, sorted(first))}")
-    kind = type(first[feature][0]) if first[feature] else kinds[0]
+def _check_type(first_record: Mapping[str, list], feature: str, kinds: tuple[type, ...], file_name: str) -> tf.DType:
+    if feature not in first_record:
+        raise OptionError(f"{file_name}: {unknown('feature', feature, sorted(first_record))}")
+    kind = type(first_record[feature][0]) if first_record[feature] else kinds[0]
     if kind not in kinds:
-        allowed = " or ".join(_LISTS[item] for item in kinds)
-        raise OptionError(f"{name}: the feature {feature!r} is {_LISTS[kind]}; the layout needs {allowed}")
+        allowed = " or ".join(_LIST_NAMES[item] for item in kinds)
+        raise OptionError(f"{file_name}: the feature {feature!r} is {_LIST_NAMES[kind]}; the layout needs {allowed}")
     return {bytes: tf.string, int: tf.int64}[kind]
 
 
-_LISTS = {bytes: "a bytes_list", int: "an int64_list", float: "a float_list"}
+_LIST_NAMES = {bytes: "a bytes_list", int: "an int64_list", float: "a float_list"}
 
 
 NONE, GZIP, ZLIB = "none", "gzip", "zlib"
 COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
 _BLOCK_BYTES = 1 << 20
-_intact: set[tuple[str, int, int]] = set()  # path, size and modification time of files that were completely read
+_intact_files: set[tuple[str, int, int]] = set()  # path, size and modification time of files that were completely read
 
 
 def detect_compression(path: str, setting: str) -> str:
@@ -157,9 +157,9 @@ def detect_compression(path: str, setting: str) -> str:
       SourceError: the file cannot be read, or has another compression.
     """
     with errors.os_errors_as(SourceError, f"{path} cannot be read"):
-        head = storage.read_range(path, 0, tfrecord.HEADER)
+        head = storage.read_range(path, 0, tfrecord.HEADER_BYTES)
     compression = decompress.detect_compression(head)
-    # A record begins with its length, 8 bytes; zlib has no magic bytes, but no four zeros there either.
+    # A record begins with its length, 8 bytes, of which the last 4 are zero; zlib has other bytes there.
     if not compression:
         compression = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
     if compression not in COMPRESSIONS:
@@ -170,18 +170,18 @@ def detect_compression(path: str, setting: str) -> str:
 
 
 def find_fault(path: str, compression: str) -> str:
-    """Decompresses a file to its end, unless it is unchanged since the last time; returns its fault or an empty string.
+    """Decompresses a file to its end, unless it was checked and has not changed; returns its fault or "".
 
-    TensorFlow accepts a file that is cut off between two records, and its errors name no file.
+    TensorFlow accepts a file that is cut off between two records, and its errors do not name the file.
     """
     try:
-        version = path, *decompress.read_size_and_mtime(path)
-        if version not in _intact and compression != NONE:
+        file_state = path, *decompress.read_size_and_mtime(path)
+        if file_state not in _intact_files and compression != NONE:
             with storage.open_read(path) as stream:
                 content = decompress.open_decompressed(stream, compression)
                 while content.read(_BLOCK_BYTES):
                     pass
-            _intact.add(version)
+            _intact_files.add(file_state)
     except (*decompress.DAMAGED, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"{path} cannot be unpacked: {reason}; copy it again"
@@ -191,9 +191,9 @@ def find_fault(path: str, compression: str) -> str:
 __all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]
 
 _READ_BUFFER_BYTES = 1 << 20
-_BLOCK_RECORDS = 16  # read from one file before the next
+_BLOCK_RECORDS = 16  # read from one file before the next file
 _SAMPLED_RECORDS = 32  # for the average size of a record
-_REQUESTS = 16  # files opened at a time: object stores take tens of milliseconds to answer
+_REQUESTS = 16  # files opened at a time: object stores have a latency of tens of milliseconds
 
 
 @without_autograph
@@ -242,16 +242,16 @@ def make_file_stream(
     errors.check_choice("compression", compression, COMPRESSIONS)
     paths = find_files(files)
     compressions = tuple(map_ordered(partial(detect_compression, setting=compression), paths, _REQUESTS))
-    sample = next(filter(None, map(_read_first_records, paths, compressions)), None)
-    if not sample:
+    sample_records = next(filter(None, map(_read_first_records, paths, compressions)), None)
+    if not sample_records:
         raise SourceError(f"{paths[0]}{' and the other files hold' if len(paths) > 1 else ' holds'} no record")
-    record_bytes = sum(map(len, sample)) / len(sample)
+    record_bytes = sum(map(len, sample_records)) / len(sample_records)
     reading = _Reading(
         files=tuple(paths),
         compressions=compressions,
         options=options,
         layout=layout,
-        spec=layout.spec(record.decode(sample[0]), paths[0]),
+        spec=layout.spec(record.decode(sample_records[0]), paths[0]),
         window=max(1, int(options.shuffle_mb * 1e6 / record_bytes)) if training and options.shuffle != "none" else 0,
         training=training,
     )
@@ -269,10 +269,10 @@ def find_files(files: str | Sequence[str]) -> list[str]:
     Raises:
       SourceError: there is no such file.
     """
-    found = sorted(tf.io.gfile.glob(files)) if isinstance(files, str) else list(files)
-    if not found:
+    paths = sorted(tf.io.gfile.glob(files)) if isinstance(files, str) else list(files)
+    if not paths:
         raise SourceError(f"there is no file {files!r}; name TFRecord files, by a pattern such as data/*.tfrecord")
-    return found
+    return paths
 
 
 def explain_files(files: str | Sequence[str], error: Exception) -> CorruptDataset | None:
@@ -300,7 +300,7 @@ def _find_damage(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
-    """Parameters of all epochs.
+    """The parameters for reading every epoch.
 
     Attributes:
       files: paths of the files.
@@ -353,7 +353,7 @@ def _read_epoch(epoch: tf.Tensor, reading: _Reading, start: Position) -> tf.data
         deterministic=True,
     )
     if reading.window:
-        stream = _shuffle(stream, reading.window, options.seed, epoch)  # a record is a tenth of its pixels
+        stream = _shuffle(stream, reading.window, options.seed, epoch)  # records take a tenth of the bytes of pixels
     stream = stream.skip(tf.where(epoch == start.epoch, tf.constant(start.records, tf.int64), 0))
     parse = partial(_parse, epoch=epoch, reading=reading)
     return stream.batch(options.parse_batch).map(parse, options.thread_count, deterministic=True)
@@ -363,7 +363,7 @@ def _read_file(number: tf.Tensor, reading: _Reading) -> tf.data.Dataset:
     """Returns the records of one file, each with the number of the file and its index there."""
     name, compression = tf.gather(reading.files, number), tf.gather(reading.compressions, number)
     if set(reading.compressions) != {NONE}:
-        fault = tf.ensure_shape(tf.numpy_function(_find_fault, [name, compression], tf.string), [])
+        fault = tf.ensure_shape(tf.numpy_function(_find_fault_bytes, [name, compression], tf.string), [])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(fault, ""), [fault])]):
             name = tf.identity(name)
     compression_type = tf.where(tf.equal(compression, NONE), "", tf.strings.upper(compression))
@@ -371,8 +371,8 @@ def _read_file(number: tf.Tensor, reading: _Reading) -> tf.data.Dataset:
     return tf.data.Dataset.zip((records, tf.data.Dataset.from_tensors(number).repeat(), tf.data.Dataset.counter()))
 
 
-def _find_fault(name: bytes, compression: bytes) -> bytes:
-    # An assertion would escape a quote.
+def _find_fault_bytes(name: bytes, compression: bytes) -> bytes:
+    # An assertion of TensorFlow would escape a quote.
     return find_fault(name.decode(), compression.decode()).replace("'", "`").encode()
 
 

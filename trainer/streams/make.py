@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from beam_jobs import errors
 from beam_jobs.errors import SourceError
-from trainer.input.faults import raise_fault, remember
+from trainer.input.faults import raise_fault, register_fault
 from trainer.input.parse import IMAGE_SEED, KEY, LABEL, NO_LABEL, Features, derive_image_seeds
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
@@ -21,7 +21,7 @@ from trainer.ops import IMAGE
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 from trainer.streams.batches import batches, check_stream_options
-from trainer.streams.queues import Item, Pump, Source, SourceFailed, watch
+from trainer.streams.queues import Item, Source, SourceFailed, SourceReader, wait_at_exit
 
 _MAX_EPOCHS = 1 << 31  # `draw` has 31 bits for the epoch
 
@@ -66,8 +66,8 @@ def make_stream(
     """Builds the input pipeline of Python sources, which are opened again in every epoch.
 
     One thread per source reads a bounded number of bytes ahead of training. An epoch ends when every source has
-    returned. With `shuffle` of `window`, images are shuffled within `shuffle_mb`, so the first batch waits until that
-    amount is read or the epoch ends; use `none` for a slow source. If the sources give the same images in the same
+    ended. With `shuffle` of `window`, images are shuffled within `shuffle_mb`, so the first batch is delayed until that
+    amount is read or the epoch ends; use `none` for a slow source. If the sources yield the same images in the same
     order again, the batches are the same: the random numbers derive from (seed, epoch, key).
 
     Examples:
@@ -93,7 +93,7 @@ def make_stream(
       reading: options of reading from the sources.
 
     Returns:
-      dataset of (features, label) as of `make_dataset`. If a source raises, the dataset delivers the images before,
+      dataset of (features, label) as of `make_dataset`. If a source raises, the dataset delivers the earlier images,
       except those in the shuffle window, and then raises an error of one line; `cause_of` returns the exception.
 
     Raises:
@@ -107,10 +107,10 @@ def make_stream(
         reading=reading,
         labels=_Labels(classes=classes, multi=reading.multi),
         epochs=range(start.epoch, _MAX_EPOCHS if epochs == FOREVER else start.epoch + epochs),
-        skipped=start.records,
+        skipped_images=start.records,
         shuffle_bytes=int(options.shuffle_mb * 1e6) if training and options.shuffle == "window" else 0,
     )
-    stream = tf.data.Dataset.from_generator(lambda: watch(passes.chunks()), output_signature=passes.signature)
+    stream = tf.data.Dataset.from_generator(lambda: wait_at_exit(passes.chunks()), output_signature=passes.signature)
     stream = stream.map(partial(_make_features, seed=options.seed)).unbatch()
     return batches(stream, options, training)
 
@@ -131,10 +131,10 @@ class _Labels:
     def to_array(self, labels: Sequence[Any]) -> np.ndarray:
         if not self.multi:
             return np.array([NO_LABEL if label is None else label for label in labels], np.int64)
-        hot = np.zeros([len(labels), self.classes], np.float32)
+        multi_hot = np.zeros([len(labels), self.classes], np.float32)
         for row, indices in enumerate(labels):
-            hot[row, list(indices)] = 1.0
-        return hot
+            multi_hot[row, list(indices)] = 1.0
+        return multi_hot
 
     def is_valid(self, label: Any) -> bool:
         if not self.classes:
@@ -152,48 +152,48 @@ class _Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class _Passes:
-    """All epochs, as chunks of many images that Python passes to TensorFlow in one call."""
+    """Reads all epochs, as chunks of many images that Python passes to TensorFlow in one call."""
 
     sources: tuple[Source, ...]
     options: InputOptions
     reading: Reading
     labels: _Labels
     epochs: range
-    skipped: int
-    shuffle_bytes: int
+    skipped_images: int  # of the first epoch
+    shuffle_bytes: int  # limit of the shuffle window; 0 for no shuffling
 
     @property
     def signature(self) -> tuple[tf.TensorSpec, ...]:
-        """Keys, images and labels of a chunk, its epoch, and an error of one line or an empty string."""
+        """Types of a chunk: keys, images, labels, the epoch, and an error of one line or an empty string."""
         text = tf.TensorSpec([None], tf.string)
         return text, text, self.labels.spec, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
 
     def chunks(self) -> Generator[tuple[Any, ...], None, None]:
-        """Yields chunks of `signature`; empty ones while the sources give nothing, so that TensorFlow can stop."""
+        """Yields chunks of `signature`; empty ones while the sources yield no image, so that TensorFlow can stop."""
         for epoch in self.epochs:
-            pump = Pump(self.sources, int(self.reading.buffer_mb * 1e6), self.reading.in_turn)
+            reader = SourceReader(self.sources, int(self.reading.buffer_mb * 1e6), self.reading.in_turn)
             try:
-                for items in self._read_epoch(pump, epoch):
+                for items in self._read_epoch(reader, epoch):
                     yield self._make_chunk(items, epoch)
-                if pump.is_stopped:  # the interpreter is exiting
+                if reader.is_stopped:  # the interpreter is exiting
                     return
             except (SourceFailed, SourceError) as failure:
-                yield self._make_chunk([], epoch, remember(failure, failure.__cause__))
+                yield self._make_chunk([], epoch, register_fault(failure, failure.__cause__))
                 return
             finally:
-                pump.stop()
+                reader.stop()
 
-    def _read_epoch(self, pump: Pump, epoch: int) -> Iterator[list[Item]]:
-        items: Iterator[Item | None] = (item if item is None else self._check(item) for item in pump.items())
+    def _read_epoch(self, reader: SourceReader, epoch: int) -> Iterator[list[Item]]:
+        items: Iterator[Item | None] = (item if item is None else self._check_item(item) for item in reader.items())
         if self.shuffle_bytes:
             items = _shuffle(items, self.shuffle_bytes, random.Random(f"{self.options.seed} {epoch}"))  # noqa: S311
-        skipped = self.skipped if epoch == self.epochs[0] else 0
+        skipped_images = self.skipped_images if epoch == self.epochs[0] else 0
         batch: list[Item] = []
         count = 0
         try:
             for item in items:
                 count += item is not None
-                if item is not None and count > skipped:
+                if item is not None and count > skipped_images:
                     batch.append(item)
                 if item is None or len(batch) >= self.options.parse_batch:
                     yield batch
@@ -210,33 +210,33 @@ class _Passes:
         # As objects, because the bytes type of NumPy strips zeros at the end of a file.
         return np.array(keys, object), np.array(images, object), self.labels.to_array(labels), epoch, fault
 
-    def _check(self, item: Any) -> Item:
+    def _check_item(self, item: Any) -> Item:
         if not isinstance(item, (tuple, list)) or len(item) != 3:
-            raise SourceError(f"a source gave {_format(item)}; it must give (key, image bytes, label)")
+            raise SourceError(f"a source gave {_brief(item)}; it must give (key, image bytes, label)")
         key, image, label = item
         if not isinstance(key, (str, bytes)):
-            raise SourceError(f"a source gave the key {_format(key)}; it must be text or bytes")
+            raise SourceError(f"a source gave the key {_brief(key)}; it must be text or bytes")
         if not isinstance(image, (bytes, bytearray, memoryview)):
-            raise SourceError(f"a source gave {_format(image)} as the image of {key!r}; it must be the bytes of a file")
+            raise SourceError(f"a source gave {_brief(image)} as the image of {key!r}; it must be the bytes of a file")
         if not self.labels.is_valid(label):
-            raise SourceError(f"a source gave the label {_format(label)} of {key!r}; it must be {self.labels}")
+            raise SourceError(f"a source gave the label {_brief(label)} of {key!r}; it must be {self.labels}")
         return key.encode() if isinstance(key, str) else key, bytes(image), label
 
 
-def _shuffle(items: Iterator[Item | None], budget: int, generator: random.Random) -> Iterator[Item | None]:
-    """Delivers random items of a window that is limited to a number of bytes."""
+def _shuffle(items: Iterator[Item | None], limit_bytes: int, generator: random.Random) -> Iterator[Item | None]:
+    """Yields random items of a window that is limited to `limit_bytes` bytes; None if there is no item yet."""
     window: list[Item] = []
-    size = 0
+    window_bytes = 0
     for item in items:
         if item is None:
             yield None
             continue
         window.append(item)
-        size += len(item[1])
-        while size > budget:
+        window_bytes += len(item[1])
+        while window_bytes > limit_bytes:
             index = generator.randrange(len(window))
             window[index], window[-1] = window[-1], window[index]
-            size -= len(window[-1][1])
+            window_bytes -= len(window[-1][1])
             yield window.pop()
     generator.shuffle(window)
     yield from window
@@ -250,6 +250,6 @@ def _make_features(
     return {IMAGE: images, KEY: keys, LABEL: labels, IMAGE_SEED: image_seed}
 
 
-def _format(value: Any) -> str:
+def _brief(value: Any) -> str:
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,14 +1,14 @@
-"""Callbacks of `fit`: clocks of steps and input waits, the lines of epochs, the best epoch, early stopping, averages.
+"""Callbacks of `fit`: times of steps and input waits, a line per epoch, best epoch, early stopping, weight averages.
 
-Callbacks access `self.model` after a step only where they must: on the JAX backend this copies all state into it.
+After a step, callbacks read `self.model` only if necessary: on the JAX backend, this first copies all state into it.
 
 The input wait of a step is the time between the request for a batch and its delivery. `fit` requests batches from
 inside a compiled loop, often several without a return to Python, so a clock around `next()` cannot measure it. The
 dataset therefore measures it: its last stage zips the batches with the time of the request. `zip` reads its inputs in
-order, the clock first; the stage reads the time again when the batch has arrived. This is independent of the consumer.
+order, the clock first; the stage reads the time again when the batch has arrived. This works with any consumer.
 
-In two cases the figure is an upper bound, because a batch is requested before the step that consumes it could begin:
-under a strategy of several devices, and on an accelerator with `steps_per_execution` above 1.
+In two cases the measured wait is an upper bound, because a batch is requested before the step that consumes it could
+begin: under a strategy of several devices, and on an accelerator with `steps_per_execution` above 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WaitMeter:
         self._seconds = 0.0
 
     def add(self, request_time: np.ndarray) -> np.int64:
-        """Adds the wait for a batch that has just arrived.
+        """Adds the wait for a batch that has just arrived; returns 0, because `numpy_function` needs a result.
 
         Args:
           request_time: `time.perf_counter` at the request for the batch, float64 scalar.
@@ -58,22 +58,22 @@ class WaitMeter:
 
 
 @without_autograph
-def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
-    """Returns the same dataset, which adds the wait for each element to a meter.
+def measure_waits(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
+    """Returns the dataset with one more stage, which adds the wait for each element to a meter.
 
-    It must be the last stage: with a prefetch after it, the meter would measure the wait of the prefetch.
+    No stage may follow: with a prefetch after it, the meter would measure the wait of the prefetch.
     """
-    # Python's clock, at some 20 us a batch: TensorFlow refuses its own when ops have to be deterministic.
-    clock = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(_now, [], tf.float64))
+    # A call of Python's clock takes about 20 us. `tf.timestamp` raises an error if deterministic ops are enabled.
+    request_times = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(_now, [], tf.float64))
 
-    def stamp(request_time: tf.Tensor, element: Any) -> Any:
-        add_wait = tf.numpy_function(meter.add, [request_time], tf.int64)
-        with tf.control_dependencies([add_wait]):  # without it the call is pruned: nothing needs its result
+    def add_wait(request_time: tf.Tensor, element: Any) -> Any:
+        call = tf.numpy_function(meter.add, [request_time], tf.int64)
+        with tf.control_dependencies([call]):  # else TensorFlow removes the call: its result is unused
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    return tf.data.Dataset.zip((clock, dataset)).map(stamp).with_options(options)
+    options.experimental_optimization.inject_prefetch = False  # else TensorFlow adds a prefetch as the last stage
+    return tf.data.Dataset.zip((request_times, dataset)).map(add_wait).with_options(options)
 
 
 def _now() -> np.float64:
@@ -84,27 +84,27 @@ INPUT_WAIT = "input_wait"
 LEARNING_RATE = "learning_rate"
 TRAIN_SECONDS = "train_seconds"
 IMAGES_PER_SECOND = "images_per_second"
-PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # the history has all figures
+PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # the history has all metrics
 Logs = dict[str, float]
 
 
-_TIMED_STEPS = 5  # on which the forecast is based
+_TIMED_STEPS = 5  # number of steps whose mean duration gives the first forecast
 
 
 class Clock(keras.callbacks.Callback):
-    """Counts steps, times the training part of each epoch without validation, and measures its share of input wait.
+    """Counts steps, measures the duration of each epoch without validation, and the share of input wait in it.
 
-    It must be the first callback: it adds durations, the share of input wait and the learning rate to the figures of
-    the epoch for the others.
+    It must be the first callback: it adds duration, images per second, share of input wait and learning rate to the
+    logs of the epoch, which later callbacks read.
 
     Args:
-      progress: state that it updates.
+      progress: state of the training, which this callback updates.
       meter: meter of the dataset that `fit` reads.
       epoch_images: images in all steps of an epoch.
       epoch_steps: steps of an epoch.
       options: options of the training.
-      forecast: takes the seconds of a step once five were timed, and again at the end of that epoch, with the seconds
-        of its validation.
+      forecast: function of (seconds per step, seconds of a validation or None), called after five timed steps, and
+        again at the end of that epoch, when the duration of its validation is known.
     """
 
     def __init__(
@@ -119,64 +119,62 @@ class Clock(keras.callbacks.Callback):
         super().__init__()
         self._progress = progress
         self._meter = meter
-        self._epoch_images = epoch_images
-        self._epoch_steps = epoch_steps
-        self._forecast, self._forecasts = forecast, 0
+        self._epoch_images, self._epoch_steps = epoch_images, epoch_steps
+        self._forecast, self._forecast_calls = forecast, 0
         self._epochs = options.epochs
-        self._steps = options.steps_per_execution
-        self._is_first = True
-        self._mark = 0.0
-        self._first_step = progress.step  # of this process
-        self._timed_steps = 0
-        self._timed_seconds = 0.0
+        self._execution_steps = options.steps_per_execution
+        self._is_first_execution = True  # since the start of `fit`; includes the time of compiling
+        self._step_start = 0.0
+        self._first_step = progress.step  # number of steps before the start of this process
+        self._timed_steps, self._timed_seconds = 0, 0.0
         self._epoch = progress.step // epoch_steps
         self._loss = math.nan
-        self._activity = ""  # what is done between two steps
-        self._validation_mark = self._validation_seconds = 0.0
+        self._activity = ""  # name of the work between two steps, such as a validation; shown instead of the step
+        self._validation_start = self._validation_seconds = 0.0
 
-    def done(self) -> system.Progress:
-        """Returns the number of images of the finished steps of this process, and epoch, step and loss as a note."""
+    def progress(self) -> system.Progress:
+        """Returns the number of images in the finished steps of this process; the note is epoch, step and loss."""
         step = self._progress.step
-        of_epoch = f"step {step - self._epoch * self._epoch_steps}/{self._epoch_steps}"
-        note = f"epoch {self._epoch + 1}/{self._epochs}, {self._activity or of_epoch}"
+        epoch_step = f"step {step - self._epoch * self._epoch_steps}/{self._epoch_steps}"
+        note = f"epoch {self._epoch + 1}/{self._epochs}, {self._activity or epoch_step}"
         note += "" if math.isnan(self._loss) else f", loss {self._loss:.3f}"
         images = (step - self._first_step) * self._epoch_images // self._epoch_steps
         return system.Progress(images, note=note)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._activity, self._validation_mark = "validating", time.monotonic()
+        self._activity, self._validation_start = "validating", time.monotonic()
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._activity, self._validation_seconds = "", time.monotonic() - self._validation_mark
+        self._activity, self._validation_seconds = "", time.monotonic() - self._validation_start
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._is_first = True
+        self._is_first_execution = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
         self._epoch = epoch
-        self._meter.take()  # Keras may have drawn a batch to see what batches are like
-        self._mark = time.monotonic()
+        self._meter.take()  # discards the wait for a batch that Keras reads to find the shapes
+        self._step_start = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Adds the time of the step; Keras has read the loss, so the step has ended on the device too."""
+        """Adds the time of the step. The step has ended on the device too, because Keras has read its loss."""
         progress, now = self._progress, time.monotonic()
-        waited, seconds, self._mark = self._meter.take(), now - self._mark, now
-        progress.step += self._steps
+        waited_seconds, seconds, self._step_start = self._meter.take(), now - self._step_start, now
+        progress.step += self._execution_steps
         progress.train_seconds += seconds
         self._loss = (logs or {}).get("loss", math.nan)
-        if not self._is_first:
+        if not self._is_first_execution:
             progress.counted_seconds += seconds
-            progress.waited_seconds += waited
-            self._timed_steps += self._steps
+            progress.waited_seconds += waited_seconds
+            self._timed_steps += self._execution_steps
             self._timed_seconds += seconds
-        self._is_first = False
-        if self._forecasts == 0 and self._timed_steps >= _TIMED_STEPS:
-            self._give_forecast(None)
-            self._mark = time.monotonic()
+        self._is_first_execution = False
+        if self._forecast_calls == 0 and self._timed_steps >= _TIMED_STEPS:
+            self._call_forecast(None)
+            self._step_start = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -186,31 +184,31 @@ class Clock(keras.callbacks.Callback):
         logs[IMAGES_PER_SECOND] = self._epoch_images / progress.train_seconds
         logs[INPUT_WAIT] = progress.input_wait
         logs[LEARNING_RATE] = float(self.model.optimizer.learning_rate)
-        say(epoch_line(epoch, self._epochs, logs))
+        print_line(epoch_line(epoch, self._epochs, logs))
         progress.train_seconds = progress.counted_seconds = progress.waited_seconds = 0.0
-        if self._forecasts == 1:
-            self._give_forecast(self._validation_seconds)
+        if self._forecast_calls == 1:
+            self._call_forecast(self._validation_seconds)
 
-    def _give_forecast(self, validation_seconds: float | None) -> None:
-        self._forecasts += 1
-        self._activity = "timing smaller images"
+    def _call_forecast(self, validation_seconds: float | None) -> None:
+        self._forecast_calls += 1
+        self._activity = "timing smaller images"  # the first call of the forecast may do this
         self._forecast(self._timed_seconds / self._timed_steps, validation_seconds)
         self._activity = ""
 
 
-def say(line: str) -> None:
-    """Prints a line of progress on standard error."""
+def print_line(line: str) -> None:
+    """Prints a line on standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
-    """Returns an epoch as one line: losses and accuracies, images per second and the share of input wait."""
-    figures = [f"{name} {logs[name]:.4f}" for name in PRINTED_METRICS if name in logs]
+    """Returns the results of an epoch as one line: metrics, images per second and the share of input wait."""
+    metrics = [f"{name} {logs[name]:.4f}" for name in PRINTED_METRICS if name in logs]
     return "  ".join(
         [
             f"epoch {epoch + 1}/{epochs}",
-            *figures,
+            *metrics,
             f"{logs[IMAGES_PER_SECOND]:,.0f} images/s",
             f"waited for input {logs[INPUT_WAIT]:.1%}".replace("%", " %"),
         ]
@@ -218,12 +216,11 @@ def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
 
 
 class FiniteLoss(keras.callbacks.Callback):
-    """Ends a training whose loss is not finite: its weights are NaN too, and no later step changes that."""
+    """Ends a training when its loss is not finite: its weights are then NaN too, and remain NaN in later steps."""
 
     def __init__(self, progress: Progress, epochs: int) -> None:
         super().__init__()
-        self._progress = progress
-        self._epochs = epochs
+        self._progress, self._epochs = progress, epochs
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -236,7 +233,7 @@ class FiniteLoss(keras.callbacks.Callback):
         Raises:
           TrainingDiverged: the loss is NaN or infinite.
         """
-        self._check("loss", logs or {})
+        self._check_is_finite("loss", logs or {})
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras.
@@ -244,9 +241,9 @@ class FiniteLoss(keras.callbacks.Callback):
         Raises:
           TrainingDiverged: the loss of the validation is NaN or infinite.
         """
-        self._check("val_loss", logs or {})
+        self._check_is_finite("val_loss", logs or {})
 
-    def _check(self, name: str, logs: Logs) -> None:
+    def _check_is_finite(self, name: str, logs: Logs) -> None:
         value = float(logs.get(name, 0.0))
         if not math.isfinite(value):
             raise TrainingDiverged(
@@ -256,47 +253,46 @@ class FiniteLoss(keras.callbacks.Callback):
 
 
 class Profile(keras.callbacks.Callback):
-    """Profiles a window of steps for TensorBoard.
+    """Profiles some consecutive steps for TensorBoard.
 
-    A profiler keeps its events in memory until it stops; a window bounds them and is written when it ends.
+    The profiler keeps its events in memory until it stops and writes them, so only some steps are profiled.
 
     Args:
       progress: state that has the current step.
-      window: first step and the one after the last; an execution of several steps is profiled completely or not at all.
+      window: first step, and the step after the last. The steps of one execution are all profiled, or none of them.
       directory: directory of the logs.
     """
 
     def __init__(self, progress: Progress, window: tuple[int, int], directory: str) -> None:
         super().__init__()
-        self._progress = progress
-        self._window = window
-        self._directory = directory
-        self._start, self._stop = _profiler()
+        self._progress, self._window, self._directory = progress, window, directory
+        self._start_profiler, self._stop_profiler = _profiler()
         self._is_running = False
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """See Keras."""
-        first, end = self._window
-        if not self._is_running and first <= self._progress.step < end:
-            self._start(self._directory)
+        first_step, end_step = self._window
+        if not self._is_running and first_step <= self._progress.step < end_step:
+            self._start_profiler(self._directory)
             self._is_running = True
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """See Keras."""
         if self._is_running and self._progress.step >= self._window[1]:
-            self._end()
+            self._end_profile()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
         if self._is_running:
-            self._end()
+            self._end_profile()
 
-    def _end(self) -> None:
-        self._stop()
+    def _end_profile(self) -> None:
+        self._stop_profiler()
         self._is_running = False
 
 
 def _profiler() -> tuple[Callable[[str], Any], Callable[[], Any]]:
+    """Returns the functions of the backend that start the profiler with a directory, and that stop it."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -305,10 +301,10 @@ def _profiler() -> tuple[Callable[[str], Any], Callable[[], Any]]:
 
 
 class AverageWeights(keras.callbacks.Callback):
-    """Validates with the running average of the weights, and trains with the weights themselves.
+    """Validates with the running averages of the weights, and restores the weights for training.
 
-    Keras overwrites the weights with their average at the end of every `fit`. A training may have several calls, so
-    this callback restores the weights.
+    Keras overwrites the weights with their average at the end of every `fit`. A training may call `fit` several times,
+    so this callback restores the weights.
     """
 
     def __init__(self) -> None:
@@ -318,7 +314,7 @@ class AverageWeights(keras.callbacks.Callback):
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
         self._weights = copy_values(self.model)
-        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)  # assigns the averages
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -326,7 +322,7 @@ class AverageWeights(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._weights = copy_values(self.model)
+        self._weights = copy_values(self.model)  # Keras overwrites them before `on_train_end`
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
@@ -334,7 +330,7 @@ class AverageWeights(keras.callbacks.Callback):
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Compares epochs by the monitored figure: stores the weights of the best, and stops a training without progress.
+    """Compares epochs by the monitored metric, stores the weights of the best one, and stops the training early.
 
     Attributes:
       best_weights: `exported_weights` of the best epoch; empty unless `options.keep` is `best`.
@@ -342,15 +338,14 @@ class BestEpoch(keras.callbacks.Callback):
 
     def __init__(self, progress: Progress, options: TrainOptions, best_weights: list[np.ndarray]) -> None:
         super().__init__()
-        self._progress = progress
-        self._options = options
+        self._progress, self._options = progress, options
         self.best_weights = best_weights
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras.
 
         Raises:
-          OptionError: the monitored figure does not exist.
+          OptionError: the monitored metric does not exist.
         """
         progress, options = self._progress, self._options
         value = monitored_value(options, logs or {})
@@ -365,27 +360,27 @@ class BestEpoch(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def check_monitor(options: TrainOptions, figures: Collection[str]) -> None:
-    """Raises `OptionError` if the options need a monitored figure that is not in `figures`."""
+def check_monitor(options: TrainOptions, metrics: Collection[str]) -> None:
+    """Raises `OptionError` if the options need a monitored metric that is not in `metrics`."""
     if options.keep == "best" or options.patience:
-        monitored_value(options, dict.fromkeys(figures, 0.0))
+        monitored_value(options, dict.fromkeys(metrics, 0.0))
 
 
 def monitored_value(options: TrainOptions, logs: Mapping[str, float]) -> float:
-    """Returns the value of the monitored figure.
+    """Returns the value of the monitored metric in the logs of an epoch.
 
     Raises:
-      OptionError: the figure does not exist.
+      OptionError: the metric does not exist.
     """
-    worse_end = "_high" if "loss" in options.monitor else "_low"
-    name = options.monitor + (worse_end if options.choose_by == "lower_bound" else "")
+    pessimistic_bound = "_high" if "loss" in options.monitor else "_low"
+    name = options.monitor + (pessimistic_bound if options.choose_by == "lower_bound" else "")
     if name not in logs:
-        raise OptionError(unknown("figure", name, sorted(logs), "monitor="))
+        raise OptionError(unknown("metric", name, sorted(logs), "monitor="))
     return float(logs[name])
 
 
 def is_better(value: float, best: float | None, options: TrainOptions) -> bool:
-    """Returns whether a value is better than the best one by more than `min_delta`; False for NaN."""
+    """Returns whether a value is better than `best` by more than `min_delta`: always for None, never for NaN."""
     if math.isnan(value):
         return False
     if best is None:

@@ -4,10 +4,10 @@
       variables.npz     every variable, in order, as NumPy arrays
       state.json        the `Progress` of the training: step, history, early stopping
       position.json     the position of the input pipeline, under 100 bytes
-      checkpoint.json   SHA-256 of the other files; written last: a directory without it is no checkpoint
+      checkpoint.json   SHA-256 of the other files; written last: a directory without it is an incomplete checkpoint
 
-Every file is written under a temporary name and renamed. A file that a power cut truncates has a wrong checksum; the
-previous checkpoint is then the latest.
+Every file is written under a temporary name and renamed. If a power cut truncates a file, its checksum is wrong, and
+the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import keras
 
 
-DIVERGED_NAME = "assets.extra/diverged.txt"  # beside an exported model; its presence means: do not push the model
+DIVERGED_NAME = "assets.extra/diverged.txt"  # file in an exported model whose training diverged; prevents the push
 
 
 @dataclass(kw_only=True)
@@ -52,14 +52,15 @@ class Progress:
 
     Attributes:
       step: number of completed steps.
-      history: name of a figure -> its value at the end of each epoch.
-      best: best value of the monitored figure; None before the first.
+      history: name of a metric -> its value at the end of each epoch.
+      best: best value of the monitored metric; None before the end of the first epoch.
       best_epoch: epoch of the best value, from 0.
-      stale: epochs since the best one.
+      stale: number of epochs since the best epoch.
       stopped: whether early stopping has ended the training.
       diverged: message that names the step at which the loss became NaN or infinite; empty while it is finite.
       train_seconds: duration of the steps of the current epoch, seconds.
-      counted_seconds: the same without first executions, which compile; the base of `input_wait`.
+      counted_seconds: `train_seconds` without the first execution of each `fit`, which compiles; the denominator of
+        `input_wait`.
       waited_seconds: input wait within `counted_seconds`, seconds.
     """
 
@@ -75,7 +76,7 @@ class Progress:
     waited_seconds: float = 0.0
 
     def add_epoch(self, logs: Mapping[str, float]) -> None:
-        """Adds the figures of a finished epoch to the history."""
+        """Adds the metrics of a finished epoch to the history."""
         for name, value in logs.items():
             self.history.setdefault(name, []).append(float(value))
 
@@ -108,8 +109,8 @@ class Checkpoint:
     """The content of a checkpoint.
 
     Attributes:
-      arrays: name -> value of a variable, as `to_arrays` returns them and `assign` takes them.
-      state: plain JSON values.
+      arrays: name -> value of a variable, from `to_arrays` and for `assign`.
+      state: `Progress.to_json()` of the training.
       position: position of the next record of the input pipeline.
     """
 
@@ -135,20 +136,20 @@ class Checkpoints:
       True
 
     Args:
-      directory: local or remote directory that holds nothing else; `save` creates it.
+      directory: local or remote directory for the checkpoints only; `save` creates it.
     """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._check_lock: Callable[[], None] = lambda: None
+        self._check_lock: Callable[[], None] = lambda: None  # raises `OptionError` if the lock is lost
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Locks the checkpoints against other trainings for the duration of the block.
 
         Raises:
-          OptionError: another training writes them. `save` and `clear` raise it when another one took them over,
-            because this one stood still for longer than a lease is valid.
+          OptionError: another training uses them. `save` and `clear` raise it if another training has taken the lock,
+            which is possible if this process was suspended for longer than the lease of the lock.
         """
         path = f"{self.directory}-lock"
         storage.make_dirs(os.path.dirname(path))
@@ -158,49 +159,49 @@ class Checkpoints:
         self._check_lock = lambda: None
 
     def check_room(self, size: int, count: int) -> None:
-        """Checks that the disk has room for the retained checkpoints and for one more during its writing.
+        """Checks that the disk has space for the retained checkpoints, and for one more while it is written.
 
         Args:
           size: size of a checkpoint, bytes.
           count: number of checkpoints that the training will write.
 
         Raises:
-          DiskError: a local disk has not enough room for them.
+          DiskError: a local disk does not have enough space for them.
         """
         if storage.is_remote(self.directory):
             return
-        complete = [name for name in self._names() if storage.exists(storage.join(self.directory, name, INDEX_NAME))]
-        needed = min(len(complete) + count, _MAX_CHECKPOINTS + 1) * size
-        disk.check_room(self.directory, needed - disk.used_bytes(self.directory), "the checkpoints")
+        complete_count = sum(storage.exists(storage.join(self.directory, name, INDEX_NAME)) for name in self._names())
+        needed_bytes = min(complete_count + count, _MAX_CHECKPOINTS + 1) * size
+        disk.check_room(self.directory, needed_bytes - disk.used_bytes(self.directory), "the checkpoints")
 
     def save(self, step: int, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, and removes all but the newest two once it is complete.
 
         Args:
-          step: steps since the beginning of the training; orders the checkpoints.
+          step: number of completed steps of the training, which orders the checkpoints.
           checkpoint: content of the checkpoint.
 
         Raises:
-          DiskError: a local disk cannot store it; the previous checkpoints remain complete.
+          DiskError: a local disk cannot store the checkpoint; the previous checkpoints remain complete.
         """
         self._check_lock()
         size = sum(value.nbytes for value in checkpoint.arrays.values())
         with disk.explain_errors("writing a checkpoint", self.directory, needed=lambda: size):
             path = storage.join(self.directory, f"{_PREFIX}{step:08d}")
-            storage.remove(storage.join(path, INDEX_NAME))  # of an earlier run of the same step
+            storage.remove(storage.join(path, INDEX_NAME))  # exists if an earlier process wrote the same step
             digests = {VARIABLES_NAME: _write_arrays(storage.join(path, VARIABLES_NAME), checkpoint.arrays)}
             for name, values in ((STATE_NAME, checkpoint.state), (POSITION_NAME, checkpoint.position.to_json())):
                 digests[name] = _write_json(storage.join(path, name), values)
             _write_json(storage.join(path, INDEX_NAME), {"sha256": digests})
-            for old in self._names()[:-_MAX_CHECKPOINTS]:
-                storage.remove_tree(storage.join(self.directory, old))
+            for old_name in self._names()[:-_MAX_CHECKPOINTS]:
+                storage.remove_tree(storage.join(self.directory, old_name))
 
     def latest(self) -> Checkpoint | None:
-        """Returns the newest checkpoint that is complete and undamaged; None when there is none."""
+        """Returns the newest complete and undamaged checkpoint, or None."""
         for name in reversed(self._names()):
             path = storage.join(self.directory, name)
             try:
-                return _read(path)
+                return _read_checkpoint(path)
             except (OSError, ValueError, KeyError) as error:
                 _log.warning("%s is skipped: %s", path, error)
         return None
@@ -219,16 +220,16 @@ def to_arrays(variables: Sequence[keras.Variable], group: str) -> dict[str, np.n
 
     Args:
       variables: variables of a model or an optimizer.
-      group: first part of the names, which distinguishes several lists.
+      group: first part of the names, which distinguishes several lists of variables in one checkpoint.
     """
-    import keras  # here, because reading checkpoints does not need it
+    import keras  # imported here, because reading checkpoints does not need Keras
 
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-    return {_name(group, index, variables[index]): value for index, value in enumerate(values)}
+    return {_array_name(group, index, variables[index]): value for index, value in enumerate(values)}
 
 
 def count_bytes(variables: Sequence[keras.Variable]) -> int:
-    """Returns the size of the values of variables in a checkpoint, bytes."""
+    """Returns the size of variables in a checkpoint, in bytes."""
     return sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
@@ -238,64 +239,65 @@ def assign(
     group: str,
     directory: str = "the checkpoints",
 ) -> None:
-    """Assigns the values of `to_arrays` to variables.
+    """Assigns stored values to variables.
 
     Args:
       variables: variables of a model or an optimizer.
       arrays: name -> value, from `to_arrays`.
       group: the `group` of `to_arrays`.
-      directory: directory of the checkpoints, for the message.
+      directory: directory of the checkpoints, for the error message.
 
     Raises:
-      OptionError: the checkpoint is of another model; no variable was changed.
+      OptionError: the checkpoint is of another model. No variable is changed then.
     """
-    targets = {_comparable(_name(group, index, variable)): variable for index, variable in enumerate(variables)}
-    values = {_comparable(name): value for name, value in arrays.items() if name.startswith(f"{group}/")}
-    for name in {**targets, **values}:
+    targets = {_normalise(_array_name(group, index, variable)): variable for index, variable in enumerate(variables)}
+    stored_values = {_normalise(name): value for name, value in arrays.items() if name.startswith(f"{group}/")}
+    for name in {**targets, **stored_values}:
         shape = tuple(targets[name].shape) if name in targets else None
-        stored_shape = values[name].shape if name in values else None
+        stored_shape = stored_values[name].shape if name in stored_values else None
         if shape != stored_shape:
             raise OptionError(
                 f"the checkpoint is of another model: {name} has the shape {stored_shape} in the checkpoint and "
                 f"{shape} in the model; remove {directory} to start from the beginning"
             )
     for name, variable in targets.items():
-        variable.assign(values[name])
+        variable.assign(stored_values[name])
 
 
-def _name(group: str, index: int, variable: keras.Variable) -> str:
-    # Keras numbers layers of one kind within a process, so a second model of the same kind has other numbers.
+def _array_name(group: str, index: int, variable: keras.Variable) -> str:
+    # Keras numbers the layers of a class through all models of a process, so the numbers are removed from the name.
     path = re.sub(r"_\d+(?=/|_|$)", "", getattr(variable, "path", variable.name))
     return f"{group}/{index:05d}/{path.replace('/', '.')}"
 
 
-def _comparable(name: str) -> str:
-    # Keras 3.15 calls `adam_w`, `rm_sprop` and `sgd` what it called `adamw`, `rmsprop` and `SGD` before.
+def _normalise(name: str) -> str:
+    # Earlier versions of Keras name optimizers `adamw`, `rmsprop`, `SGD`; version 3.15 `adam_w`, `rm_sprop`, `sgd`.
     return name.replace("_", "").lower()
 
 
 def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Writes a NPZ file: first the dtype and name of each array, then the arrays; returns its SHA-256."""
     with storage.atomic_writer(path, durable=False) as stream:
-        names = np.array([f"{value.dtype.name} {name}" for name, value in arrays.items()])
+        dtypes_and_names = np.array([f"{value.dtype.name} {name}" for name, value in arrays.items()])
         with contextlib.closing(_HashingWriter(stream)) as writer:
-            np.savez(writer, names, *map(_as_bytes, arrays.values()))
+            np.savez(writer, dtypes_and_names, *map(_as_storable, arrays.values()))
     return writer.digest.hexdigest()
 
 
-def _as_bytes(value: np.ndarray) -> np.ndarray:
+def _as_storable(value: np.ndarray) -> np.ndarray:
     # NumPy cannot store the dtype bfloat16, so its bytes are stored as integers.
     return value if value.dtype.kind != "V" else value.view(f"u{value.dtype.itemsize}")
 
 
-def _read(path: str) -> Checkpoint:
+def _read_checkpoint(path: str) -> Checkpoint:
     digests = json.loads(storage.read_bytes(storage.join(path, INDEX_NAME)))["sha256"]
     contents = {name: storage.read_bytes(storage.join(path, name)) for name in digests}
     for name, content in contents.items():
         if hashlib.sha256(content).hexdigest() != digests[name]:
             raise ValueError(f"{name} does not match its SHA-256 in {INDEX_NAME}")
     with np.load(io.BytesIO(contents[VARIABLES_NAME]), allow_pickle=False) as stored:
-        names = [str(line).partition(" ") for line in stored["arr_0"]]
-        arrays = {name: _typed(stored[f"arr_{number}"], dtype) for number, (dtype, _, name) in enumerate(names, 1)}
+        rows = [str(dtype_and_name).partition(" ") for dtype_and_name in stored["arr_0"]]
+        arrays = {name: _restore_dtype(stored[f"arr_{i}"], dtype) for i, (dtype, _, name) in enumerate(rows, 1)}
     return Checkpoint(
         arrays=arrays,
         state=json.loads(contents[STATE_NAME]),
@@ -303,7 +305,7 @@ def _read(path: str) -> Checkpoint:
     )
 
 
-def _typed(value: np.ndarray, dtype: str) -> np.ndarray:
+def _restore_dtype(value: np.ndarray, dtype: str) -> np.ndarray:
     return value if value.dtype.name == dtype else value.view(getattr(ml_dtypes, dtype))
 
 
@@ -314,7 +316,7 @@ def _write_json(path: str, values: Mapping[str, Any]) -> str:
 
 
 class _HashingWriter:
-    """An append-only stream that hashes what it writes, so that the file need not be read again."""
+    """An append-only stream that hashes the written bytes, so that the file need not be read again."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -332,9 +334,9 @@ class _HashingWriter:
             self._stream.flush()
 
     def close(self) -> None:
-        """Discards later writes: after a failed write, NumPy's open archive writes its end when it is freed."""
+        """Makes `write` discard data: after a failed write, NumPy's zip archive writes its directory when freed."""
         self._closed = True
 
     def read(self, _: int = -1) -> bytes:
-        """Is never called: NumPy checks its presence to distinguish a stream from a file name."""
+        """Exists because NumPy takes an object without this method for a file name; never called."""
         raise io.UnsupportedOperation("read")

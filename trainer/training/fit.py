@@ -1,8 +1,8 @@
 """`fit` under a strategy: a training loop over several replicas that calls the `train_step` of the model.
 
-The loop of Keras 3.12 with TensorFlow 2.16 fails with two strategies: with `MultiWorkerMirroredStrategy` for a batch
-that is a dict, before the first step; with `MirroredStrategy` and `steps_per_execution` above 1 in the first execution,
-whose variables are created inside the loop. Here all variables exist before anything is compiled.
+The training loop of Keras 3.12 with TensorFlow 2.16 fails under two strategies. `MultiWorkerMirroredStrategy` fails
+before the first step if a batch is a dict. `MirroredStrategy` with `steps_per_execution` above 1 fails in the first
+execution, which creates variables inside the loop. This module creates all variables before it compiles the loop.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ def fit(
     validation: Validation | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict[str, list[float]]:
-    """Trains a model that was built and compiled in `strategy.scope`.
+    """Trains a model that was built and compiled in `strategy.scope()`.
 
     `train_step`, the metrics, `steps_per_execution`, `stop_training` and the callbacks work as in Keras. The logs of
-    batches and of epochs are aggregated over all replicas.
+    batches and epochs are aggregated over all replicas.
 
     Args:
-      strategy: strategy of the training; None for the loop of Keras, on any backend.
+      strategy: strategy of the training; None for `keras.Model.fit`, on any backend.
       model: compiled model.
-      data: endless result of `strategy.distribute`; without a strategy any input of `model.fit`.
+      data: endless result of `trainer.training.strategy.distribute`; without a strategy, any input of `model.fit`.
       epochs: epoch numbers, from 0.
       steps_per_epoch: global batches per epoch.
-      validation: returns the figures of the validation; `fit` calls it after each epoch, between `on_test_begin` and
-        `on_test_end` of the callbacks, and adds the figures to the logs under `val_` names.
+      validation: returns the metrics of the validation; `fit` calls it after each epoch, between `on_test_begin` and
+        `on_test_end` of the callbacks, and adds the metrics to the logs with the prefix `val_`.
       callbacks: Keras callbacks.
 
     Returns:
-      name of a figure -> its value at the end of each epoch.
+      name of a metric -> its value at the end of each epoch.
 
     Raises:
-      OptionError: the optimizer accumulates gradients, under a strategy.
+      OptionError: there is a strategy, and the optimizer accumulates gradients.
       FeedlineError: another worker of the training has ended.
     """
     if validation:
@@ -70,15 +70,15 @@ def fit(
     )
     try:
         with strategy.scope():
-            return _fit(strategy, model, data, callback_list, epochs, steps_per_epoch)
-    except tf.errors.UnavailableError as error:  # raised by the next step of the other workers, some seconds later
+            return _fit_replicas(strategy, model, data, callback_list, epochs, steps_per_epoch)
+    except tf.errors.UnavailableError as error:  # the next step raises it, some seconds after another worker ended
         raise FeedlineError(
             "another worker of the training has ended, see its log; start all workers again, and they continue from "
             "the last checkpoint if there is one"
         ) from error
 
 
-def _fit(
+def _fit_replicas(
     strategy: tf.distribute.Strategy,
     model: keras.Model,
     data: Distributed,
@@ -95,7 +95,7 @@ def _fit(
     for epoch in epochs:
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
-        logs = _epoch(model, execute, batches, callbacks, steps)
+        logs = _train_epoch(model, execute, batches, callbacks, steps)
         average_statistics()
         callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
@@ -105,26 +105,28 @@ def _fit(
     return dict(model.history.history)
 
 
-def _epoch(model: keras.Model, execute: Any, batches: Any, callbacks: keras.callbacks.CallbackList, steps: int) -> Logs:
+def _train_epoch(
+    model: keras.Model, execute: Any, batches: Any, callbacks: keras.callbacks.CallbackList, steps: int
+) -> Logs:
     logs: Logs = {}
-    for first in range(0, steps, model.steps_per_execution):
-        count = min(model.steps_per_execution, steps - first)
-        callbacks.on_train_batch_begin(first)
+    for first_step in range(0, steps, model.steps_per_execution):
+        count = min(model.steps_per_execution, steps - first_step)
+        callbacks.on_train_batch_begin(first_step)
         logs = {name: float(value) for name, value in execute(batches, tf.constant(count)).items()}
-        callbacks.on_train_batch_end(first + count - 1, logs)
+        callbacks.on_train_batch_end(first_step + count - 1, logs)
         if model.stop_training:
             break
     return logs
 
 
 def train_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
-    """Returns the compiled loop: (iterator, steps int32) -> metrics since the epoch began, over all replicas."""
+    """Returns the compiled loop: (iterator, steps int32) -> metrics since the start of the epoch, over all replicas."""
 
     @tf.function(reduce_retracing=True)
     def execute(batches: Any, count: tf.Tensor) -> dict[str, tf.Tensor]:
         for _ in tf.range(count):
             strategy.run(model.train_step, args=(next(batches),))
-        # Outside `run` the variables of a metric are read as their sum over the replicas.
+        # Outside of `strategy.run`, reading a variable of a metric returns its sum over the replicas.
         return model.get_metrics_result()
 
     return execute
@@ -133,8 +135,8 @@ def train_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
 def statistics_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
     """Returns a function that averages the moving statistics of batch normalisation over the replicas of all workers.
 
-    Keras updates them per replica. Without the average, the figures would depend on the replica that evaluates an
-    image, and the export would hold the statistics of the first replica.
+    Each replica updates its own statistics. Without the average, metrics would depend on the replica that evaluates an
+    image, and the exported model would have the statistics of the first replica.
     """
     statistics = [
         variable for variable in model.non_trainable_variables if variable.dtype.startswith(("float", "bfloat"))
@@ -146,41 +148,41 @@ def statistics_function(strategy: tf.distribute.Strategy, model: keras.Model) ->
             variable.assign(context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.identity(variable)))
 
     @tf.function
-    def run() -> None:
+    def average_on_replicas() -> None:
         strategy.run(average)
 
-    return run if statistics else lambda: None
+    return average_on_replicas if statistics else lambda: None
 
 
 def make_variables(strategy: tf.distribute.Strategy, model: keras.Model, element_spec: Any) -> None:
-    """Creates the variables of optimizer and metrics, the latter by `test_step` on a batch of zeros.
+    """Creates the variables of the optimizer, and runs `test_step` on a batch of zeros to create those of the metrics.
 
-    TensorFlow compiles a loop that creates variables in two versions, which fails with several replicas.
+    If a loop creates variables, TensorFlow compiles two versions of it, which fails with several replicas.
     """
     model.optimizer.build(model.trainable_variables)
-    batch = tf.nest.map_structure(_zeros, element_spec)
+    batch = tf.nest.map_structure(_make_zeros, element_spec)
     tf.function(lambda: strategy.run(model.test_step, args=(batch,)))()
     model.reset_metrics()
 
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps  # Keras wraps it under float16
     if steps:
         raise OptionError(
-            f"accumulate_steps is {steps}, which Keras does not support under a strategy; set it to 1, and use more "
-            "replicas or a smaller batch_size"
+            f"accumulate_steps is {steps}, which Keras does not support under a strategy; set it to 1, "
+            "and use more replicas or a smaller batch_size"
         )
 
 
-def _zeros(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
-    shape = [1 if size is None else size for size in spec.shape]
+def _make_zeros(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+    shape = [1 if size is None else size for size in spec.shape]  # `None` is an unknown size
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_tensor(tf.zeros(shape, spec.dtype), ragged_rank=spec.ragged_rank)
     return tf.zeros(shape, spec.dtype)
 
 
 class _Validate(keras.callbacks.Callback):
-    """Validates at the end of an epoch; it must be the first callback, so that the others get the figures."""
+    """Validates at the end of an epoch; must be the first callback, so that the logs of the others have the metrics."""
 
     def __init__(self, validation: Validation, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
@@ -190,8 +192,8 @@ class _Validate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         for callback in self._callbacks:
             callback.on_test_begin()
-        figures = {f"val_{name}": value for name, value in self._validation().items()}
+        metrics = {f"val_{name}": value for name, value in self._validation().items()}
         for callback in self._callbacks:
-            callback.on_test_end(figures)
+            callback.on_test_end(metrics)
         if logs is not None:
-            logs.update(figures)
+            logs.update(metrics)

@@ -1,7 +1,7 @@
-"""The training loop: `keras.Model.fit` on any backend, with one call per segment that resuming and unfreezing need.
+"""The training loop: `keras.Model.fit` on any backend, with several calls if a training is resumed or unfreezes layers.
 
-Only the input dataset is TensorFlow's; Keras compiles and runs the steps on the devices of its backend. A signal to
-stop takes effect between two steps, after a checkpoint.
+Only the input dataset belongs to TensorFlow; Keras compiles and runs the steps on the devices of its backend. A signal
+to stop takes effect between two steps, after a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
 from trainer.training import transfer
-from trainer.training.callbacks import AverageWeights, BestEpoch, Clock, FiniteLoss, Profile, WaitMeter, say
+from trainer.training.callbacks import AverageWeights, BestEpoch, Clock, FiniteLoss, Profile, WaitMeter, print_line
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
 from trainer.training.optimizers import exported_weights, make_optimizer
 from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHORT_S = 60.0  # of a training without a forecast
-_SMALL_PART = 0.15  # of a training, which timing smaller images may take at most
-_WORTH_SAVING = 0.2  # of a step
+_NO_FORECAST_S = 60.0  # a forecast is printed only if the remaining training takes longer
+_MAX_TIMING_SHARE = 0.15  # largest share of the remaining time that timing smaller images may take
+_MIN_SAVED_SHARE = 0.2  # least share of the duration of a step that smaller images must save to be recommended
 
 
 class Interruption:
-    """Defers the first signal. A second one takes effect at once."""
+    """Defers the first signal to stop. A second signal takes effect at once."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self._deferred_number = 0  # number of the deferred signal; 0 before a signal
         self._handlers: dict[signal.Signals, Any] = {}
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether a signal has arrived."""
-        return bool(self._number)
+        return bool(self._deferred_number)
 
     def install_handlers(self) -> None:
         """Installs a handler for each signal that is not ignored."""
@@ -65,22 +65,22 @@ class Interruption:
         """Raises the deferred signal with its previous handler.
 
         Raises:
-          KeyboardInterrupt: that handler did not end the process.
+          KeyboardInterrupt: the previous handler did not end the process.
         """
         self.restore_handlers()
-        signal.raise_signal(self._number)
+        signal.raise_signal(self._deferred_number)
         raise KeyboardInterrupt
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self._number:
-            self._number = number
+        if self._deferred_number:  # this is the second signal
+            self._deferred_number = number
             self.deliver()
-        self._number = number
+        self._deferred_number = number
 
 
 @contextmanager
 def deferred_signals() -> Iterator[Interruption]:
-    """Defers signals during its block; does nothing outside the main thread, the only one that receives signals."""
+    """Defers signals during its block. Has an effect only in the main thread, which receives all signals."""
     interruption = Interruption()
     if threading.current_thread() is threading.main_thread():
         interruption.install_handlers()
@@ -96,26 +96,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model and its data.
+    """The model and data of a training.
 
     Attributes:
       model: model that `fit` trains; not compiled.
-      core: the part of the model whose layers may be frozen; the model itself, unless it is wrapped.
+      core: part of the model whose layers may be frozen: the model without its device ops, if it has any.
       loss: loss of the model.
-      metrics: creates the metrics of the model: Keras does not reset the sums of a metric that is compiled again.
-      train: (position, meter) -> endless batches from the position, as `fit` takes them.
-      validate: epoch -> figures of the validation split; None for no validation.
+      metrics: creates new metrics for each `compile`, because Keras does not reset the sums of a reused metric.
+      train: (position, meter) -> endless batches from the position, the argument `data` of `fit`.
+      validate: epoch from 0 -> metrics of the validation split; None for no validation.
       steps: steps per epoch.
       batch_size: images per step, over all hosts.
       epoch_records: images in one pass over the split.
       log_dir: directory of the logs for TensorBoard; empty for none.
-      checkpoints: storage of the checkpoints; None for none.
+      checkpoints: storage of the checkpoints; None for no checkpoints.
       strategy: strategy in whose scope the model was built; None for one device.
-      writes: whether this process writes checkpoints and logs; of several workers, one does.
+      writes: whether this process writes checkpoints and logs; only one of several workers does.
       callbacks: additional Keras callbacks.
       validation_steps: steps of a validation.
-      time_smaller: returns the side of smaller images, in pixels, and the seconds of a step that they save; None where
-        that was not measured.
+      time_smaller: measures steps with smaller images; returns the side of these images, in pixels, and the seconds
+        that they save per step, or None if nothing was measured.
     """
 
     model: keras.Model
@@ -143,8 +143,8 @@ class Segment:
     Attributes:
       first_step: first step, counted from the beginning of the training.
       epoch: first epoch, from 0.
-      end: the epoch after the last.
-      steps: steps of each of its epochs.
+      end: epoch after the last epoch of the call.
+      steps: number of steps of each epoch of the call.
     """
 
     first_step: int
@@ -154,9 +154,9 @@ class Segment:
 
 
 def fit_steps(records: int, options: TrainOptions, batch_size: int) -> tuple[int, TrainOptions]:
-    """Returns the steps per epoch, and options whose `steps_per_execution` divides them.
+    """Returns the number of steps per epoch, and the options with a `steps_per_execution` that divides it.
 
-    The next epoch begins with the remaining records.
+    Records beyond the last step of an epoch are the first records of the next epoch.
     """
     steps = max(1, records // batch_size)
     execution_steps = min(options.steps_per_execution, steps)
@@ -166,7 +166,7 @@ def fit_steps(records: int, options: TrainOptions, batch_size: int) -> tuple[int
 def segments(step: int, steps: int, options: TrainOptions) -> Iterator[Segment]:
     """Yields the remaining calls of `fit` after `step` steps.
 
-    The rest of an interrupted epoch is one segment; unfreezing divides the other epochs into two.
+    The remaining steps of an interrupted epoch are one segment; unfreezing divides the later epochs into two segments.
     """
     epoch, epoch_step = divmod(step, steps)
     if epoch_step:
@@ -179,7 +179,7 @@ def segments(step: int, steps: int, options: TrainOptions) -> Iterator[Segment]:
 
 
 def train(task: Task, options: TrainOptions) -> Progress:
-    """Trains a model, from its newest checkpoint if there is one, and assigns it the weights to export.
+    """Trains a model, from its newest checkpoint if one exists, and assigns the weights for the export to it.
 
     SIGINT and SIGTERM take effect after the current step and its checkpoint.
 
@@ -191,17 +191,17 @@ def train(task: Task, options: TrainOptions) -> Progress:
       the final state of the training, with the history and the best epoch.
 
     Raises:
-      OptionError: the monitored figure does not exist, or the checkpoint is of another model.
-      TrainingDiverged: the loss is NaN or infinite and there is no best epoch to export; with one, its weights are
-        assigned, and `diverged` of the result is set.
-      DiskError: a local disk cannot store the checkpoints; raised before the first step where it is too small.
+      OptionError: the monitored metric does not exist, or the checkpoint is of another model.
+      TrainingDiverged: the loss is NaN or infinite, and the weights of no best epoch are stored. If they are stored,
+        they are assigned, and `diverged` of the result is set.
+      DiskError: a local disk cannot store the checkpoints; raised before the first step if the disk is too small.
     """
     with deferred_signals() as interruption, scope(task.strategy):
         return _Training(task, options, interruption).run()
 
 
 class _Training:
-    """The state of `train`."""
+    """One call of `train`: its state, and the steps of its work."""
 
     def __init__(self, task: Task, options: TrainOptions, interruption: Interruption) -> None:
         self._task = task
@@ -211,9 +211,9 @@ class _Training:
         checkpoint = task.checkpoints.latest() if task.checkpoints else None
         self._checkpoint: Checkpoint | None = checkpoint
         self._progress = Progress.from_json(checkpoint.state) if checkpoint else Progress()
-        best = _group(checkpoint, "best") if checkpoint else {}
-        self._best_epoch = BestEpoch(self._progress, options, list(best.values()))
-        self._phase = -1  # first epoch of the phase that the model is compiled for
+        best_arrays = _arrays_of(checkpoint, "best") if checkpoint else {}
+        self._best_epoch = BestEpoch(self._progress, options, list(best_arrays.values()))
+        self._phase = -1  # epoch of the last change of frozen layers: 0 or `unfreeze_epoch`; -1 before `compile`
         epoch_images = task.steps * task.batch_size
         self._clock = Clock(self._progress, self._meter, epoch_images, task.steps, options, self._forecast)
 
@@ -221,13 +221,13 @@ class _Training:
         task, progress = self._task, self._progress
         if self._checkpoint:
             epoch, step = divmod(progress.step, task.steps)
-            place = f"epoch {epoch + 1} of {self._options.epochs}, step {step + 1} of {task.steps}"
-            is_done = progress.stopped or epoch >= self._options.epochs
-            place = "the end of the training" if is_done else place
-            _log.warning("continuing at %s, from %s", place, task.checkpoints and task.checkpoints.directory)
+            start = f"epoch {epoch + 1} of {self._options.epochs}, step {step + 1} of {task.steps}"
+            is_finished = progress.stopped or epoch >= self._options.epochs
+            start = "the end of the training" if is_finished else start
+            _log.warning("continuing at %s, from %s", start, task.checkpoints and task.checkpoints.directory)
             self._restore(self._checkpoint)
-        steps = self._options.epochs * task.steps - progress.step
-        with system.watch.get()("training", system.Progress(max(0, steps) * task.batch_size), self._clock.done):
+        images = max(0, self._options.epochs * task.steps - progress.step) * task.batch_size
+        with system.watch.get()("training", system.Progress(images), self._clock.progress):  # shows the progress
             self._fit_segments()
         self._assign_final_weights()
         return progress
@@ -245,42 +245,42 @@ class _Training:
                 break
 
     def _forecast(self, step_seconds: float, validation_seconds: float | None) -> None:
-        """Prints how long the training will take if it is minutes, and first how long with smaller images."""
-        task, is_first = self._task, validation_seconds is None
+        """Prints the remaining time of a long training; the first call also prints that with smaller images."""
+        task, is_first_call = self._task, validation_seconds is None
         if validation_seconds is None:
-            # A validation has no backward pass, which takes about two thirds of a step.
+            # Validation has no backward pass, which takes about two thirds of a training step.
             validation_seconds = step_seconds * task.validation_steps / 3 if task.validate else 0.0
         seconds = (self._options.epochs * task.steps - self._progress.step) * step_seconds
         seconds += (self._options.epochs - self._progress.step // task.steps) * validation_seconds
-        if seconds <= _SHORT_S:
+        if seconds <= _NO_FORECAST_S:
             return
         text = f"about {clock_time(seconds)} of training left at {task.batch_size / step_seconds:,.1f} images/s"
-        # It compiles two models and runs few images: that takes less than the steps so far, of which one compiled.
-        is_cheap = self._progress.train_seconds <= _SMALL_PART * seconds
-        smaller = task.time_smaller() if is_first and is_cheap else None
-        if smaller:
-            side, saved = smaller
-            if saved > _WORTH_SAVING * step_seconds:
-                less = seconds * max(0.0, 1 - saved / step_seconds)
-                text += f"; about {clock_time(less)} with input.image_side_px={side}"
-        say(text)
+        # `time_smaller` compiles two models and runs few steps; this takes less time than the steps so far have taken.
+        is_cheap = self._progress.train_seconds <= _MAX_TIMING_SHARE * seconds
+        side_and_saving = task.time_smaller() if is_first_call and is_cheap else None
+        if side_and_saving:
+            side, saving = side_and_saving
+            if saving > _MIN_SAVED_SHARE * step_seconds:
+                reduced_seconds = seconds * max(0.0, 1 - saving / step_seconds)
+                text += f"; about {clock_time(reduced_seconds)} with input.image_side_px={side}"
+        print_line(text)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Compiles the model for the epoch of the last step and restores all variables."""
         model, progress = self._task.model, self._progress
         self._compile(max(0, progress.step - 1) // self._task.steps)
-        assert self._task.checkpoints  # noqa: S101 - the checkpoint is one of them
+        assert self._task.checkpoints  # noqa: S101 - the checkpoint was read from them
         directory = self._task.checkpoints.directory
-        assign(_state(model), checkpoint.arrays, "model", directory)
+        assign(_stored_variables(model), checkpoint.arrays, "model", directory)
         assign(model.optimizer.variables, checkpoint.arrays, "optimizer", directory)
 
     def _compile(self, epoch: int) -> None:
-        """Freezes the layers and compiles the model with the optimizer for the phase that an epoch belongs to."""
+        """Freezes or unfreezes layers for the phase of an epoch, and compiles the model with a new optimizer."""
         task, options = self._task, self._options
         phase = options.unfreeze_epoch if epoch >= options.unfreeze_epoch else 0
         if phase == self._phase:
             return
-        # It depends on the number of the epoch alone, so that a resumed training has the same trainable variables.
+        # The condition depends only on options and epoch, so that a resumed training has the same trainable variables.
         if options.frozen and epoch < (options.unfreeze_epoch or options.epochs):
             transfer.freeze(task.core)
         elif options.frozen:
@@ -288,7 +288,7 @@ class _Training:
         task.model.compile(
             optimizer=make_optimizer(options, task.steps, phase * task.steps),
             loss=task.loss,
-            # Weighted by the weight column and by `valid`, which is 0 for padding.
+            # Sample weights are the product of the weight column and `valid`, which is 0 for padding.
             weighted_metrics=list(task.metrics()),
             jit_compile=_JIT[options.jit],
             steps_per_execution=options.steps_per_execution,
@@ -300,10 +300,10 @@ class _Training:
         task = self._task
         self._compile(segment.epoch)
         self._check_room()
-        start = Position.after(segment.first_step * task.batch_size, task.epoch_records)
-        batches = task.train(start, self._meter)
+        start_position = Position.after(segment.first_step * task.batch_size, task.epoch_records)
+        batches = task.train(start_position, self._meter)
         if segment.first_step % task.steps and not task.strategy:
-            # The sums of the metrics, which `_RestoreMetrics` restores, exist only after Keras has evaluated a batch.
+            # `_RestoreMetrics` needs the variables of the metrics, which Keras creates when it evaluates a batch.
             task.model.evaluate(batches, steps=1, verbose=0)
         fit(
             task.strategy,
@@ -316,26 +316,26 @@ class _Training:
         )
 
     def _check_room(self) -> None:
-        """Checks that the disk has room for the remaining checkpoints."""
+        """Checks that the disk has space for the remaining checkpoints."""
         task, model, options = self._task, self._task.model, self._options
         if not task.checkpoints or not task.writes:
             return
-        size = count_bytes(_state(model)) + count_bytes(model.optimizer.variables)
+        size = count_bytes(_stored_variables(model)) + count_bytes(model.optimizer.variables)
         size += count_bytes(model.weights) if options.keep == "best" else 0
         remaining_steps = options.epochs * task.steps - self._progress.step
-        within_epochs = remaining_steps // options.checkpoint_steps if options.checkpoint_steps else 0
-        task.checkpoints.check_room(size, math.ceil(remaining_steps / task.steps) + within_epochs)
+        step_checkpoints = remaining_steps // options.checkpoint_steps if options.checkpoint_steps else 0
+        task.checkpoints.check_room(size, math.ceil(remaining_steps / task.steps) + step_checkpoints)
 
     def _validate(self) -> Mapping[str, float]:
         assert self._task.validate  # noqa: S101 - `_fit` checks it
-        return self._task.validate(self._progress.step // self._task.steps - 1)
+        return self._task.validate(self._progress.step // self._task.steps - 1)  # number of the epoch that has ended
 
     def _callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the callbacks in the order of their data: those that change figures, read them, write them."""
+        """Returns the callbacks in this order: those that change the logs, those that read them, those that write."""
         task, options, progress = self._task, self._options, self._progress
-        unfinished, self._checkpoint = self._checkpoint, None  # only the first epoch continues one
+        checkpoint, self._checkpoint = self._checkpoint, None  # only the first epoch of this process restores metrics
         callbacks: list[keras.callbacks.Callback] = [
-            _RestoreMetrics(unfinished),
+            _RestoreMetrics(checkpoint),
             self._clock,
             FiniteLoss(progress, options.epochs),
         ]
@@ -352,8 +352,8 @@ class _Training:
 
     def _assign_final_weights(self) -> None:
         model = self._task.model
-        best = self._best_epoch.best_weights if self._options.keep == "best" else []
-        weights = best or exported_weights(model)
+        best_weights = self._best_epoch.best_weights if self._options.keep == "best" else []
+        weights = best_weights or exported_weights(model)
         for variable, value in zip(model.weights, weights, strict=True):
             variable.assign(value)
 
@@ -361,20 +361,20 @@ class _Training:
     def checkpoint_is_due(self) -> bool:
         """Whether a checkpoint must follow the step that has just ended.
 
-        It is False for the last step of an epoch, whose checkpoint follows the validation, also after a signal.
+        False after the last step of an epoch, even after a signal: that checkpoint follows the validation.
         """
         interval, step = self._options.checkpoint_steps, self._progress.step
         previous_step = step - self._options.steps_per_execution
-        is_due = self._interruption.requested or bool(interval and step // interval > previous_step // interval)
+        is_due = bool(interval and step // interval > previous_step // interval) or self._interruption.is_requested
         return is_due and step % self._task.steps != 0
 
     def save(self) -> None:
         task, model, step = self._task, self._task.model, self._progress.step
         if not task.checkpoints or not task.writes:
             return
-        arrays = to_arrays(_state(model), "model") | to_arrays(model.optimizer.variables, "optimizer")
+        arrays = to_arrays(_stored_variables(model), "model") | to_arrays(model.optimizer.variables, "optimizer")
         if step % task.steps and strategy_host(task.strategy).count == 1:
-            # Only all workers together can read the sums of their metrics, and one worker writes.
+            # With several workers the sums are not stored: reading them needs all workers, but only one writes.
             arrays |= to_arrays(model.metrics_variables, "metrics")
         arrays |= {f"best/{index:05d}": value for index, value in enumerate(self._best_epoch.best_weights)}
         position = Position.after(step * task.batch_size, task.epoch_records)
@@ -382,12 +382,12 @@ class _Training:
 
     def stop_if_requested(self) -> None:
         """Delivers a deferred signal."""
-        if self._interruption.requested:
+        if self._interruption.is_requested:
             self._interruption.deliver()
 
 
 class _SaveCheckpoint(keras.callbacks.Callback):
-    """Writes checkpoints; it must be the last callback, because the others change the state."""
+    """Writes checkpoints; it must be the last callback, because the other callbacks change the stored state."""
 
     def __init__(self, training: _Training) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ class _RestoreMetrics(keras.callbacks.Callback):
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         super().__init__()
-        self._arrays = _group(checkpoint, "metrics") if checkpoint else {}
+        self._arrays = _arrays_of(checkpoint, "metrics") if checkpoint else {}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if self._arrays:
@@ -417,11 +417,11 @@ class _RestoreMetrics(keras.callbacks.Callback):
         self._arrays = {}
 
 
-def _group(checkpoint: Checkpoint, group: str) -> dict[str, np.ndarray]:
+def _arrays_of(checkpoint: Checkpoint, group: str) -> dict[str, np.ndarray]:
     return {name: value for name, value in checkpoint.arrays.items() if name.startswith(f"{group}/")}
 
 
-def _state(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables without those of metrics and optimizer: weights, statistics, random generator states."""
-    others = {id(variable) for variable in [*model.metrics_variables, *model.optimizer.variables]}
-    return [variable for variable in model.variables if id(variable) not in others]
+def _stored_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables except those of metrics and optimizer: weights, statistics, random generator states."""
+    excluded_ids = {id(variable) for variable in [*model.metrics_variables, *model.optimizer.variables]}
+    return [variable for variable in model.variables if id(variable) not in excluded_ids]

@@ -28,9 +28,9 @@ MULTI = "multi"
 def keras_datasets(
     path: str, splits: Sequence[str] = (), one_hot: bool = False, **options: Any
 ) -> tuple[tf.data.Dataset, ...]:
-    """Returns splits of a dataset as `model.fit` takes them: the first shuffled and augmented, the others in order.
+    """Returns splits of a dataset as inputs of `model.fit`: the first shuffled and augmented, the others in order.
 
-    Each epoch of `fit` reads the first split in another order, which is a function of (seed, epoch).
+    In each epoch of `fit`, the first split has a different order, which is a function of (seed, epoch).
 
     Examples:
       >>> import keras
@@ -44,17 +44,17 @@ def keras_datasets(
 
     Args:
       path: directory of a published dataset.
-      splits: names of the splits, the one to train on first; empty for the first two of the dataset.
-      one_hot: whether a label is float32[classes] instead of its index; it is for images of several labels.
+      splits: names of the splits, the training split first; empty for the first two of the dataset.
+      one_hot: whether a label is float32[classes] instead of a class index; several labels always are float32[classes].
       options: fields of `InputOptions`, such as `image_side_px=96, batch_size=32`.
 
     Returns:
       a dataset for each split: (images uint8[batch, side, side, 3], labels int64[batch] or float32[batch, classes]),
-      with the weights float32[batch] as third element if the dataset has a weight column. `len` is the number of
-      batches; `class_names` has the names of the classes by index.
+      with the weights float32[batch] as third element if the dataset has a weight column. `len(dataset)` is the number
+      of batches; the attribute `class_names` has the names of the classes by index.
 
     Raises:
-      UsageError: there is no such dataset, split or option, or the images have no labels.
+      UsageError: the dataset, a split or an option does not exist, or the images have no labels.
       CorruptDataset: the dataset is damaged.
     """
     input_options = InputOptions(**options)
@@ -85,23 +85,23 @@ def for_keras(classes: int, multi: bool, draws: bool = False, one_hot: bool = Tr
     Args:
       classes: number of classes.
       multi: whether an image may have several labels.
-      draws: whether the model also takes `draw`, the seed of the random ops on the device.
-      one_hot: whether a label that is the index of a class becomes float32[classes].
+      draws: whether the model also takes `draw`, the image seeds for the random ops on the device.
+      one_hot: whether a class index as label becomes float32[classes].
 
     Returns:
-      (features, label) -> (images, targets float32[batch, classes], or int64[batch] without `one_hot`), with a third
-      element where the features have `weight` or `valid`: their product, the sample weights float32[batch]. Images are
-      uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has targets of
-      zeros.
+      (features, label) -> (images, targets float32[batch, classes], or int64[batch] without `one_hot`). If the features
+      have `weight` or `valid`, their product is the third element, the sample weights float32[batch]. Images are
+      uint8[batch, side, side, 3], or with `draws` a dict of them and `draw`. The targets of a label outside of the
+      classes, such as -1, are zeros.
 
     Raises:
-      KeyError: raised by that function: the features have no `image`, or, with `draws`, no `draw`.
+      KeyError: raised by the returned function if the features have no `image`, or, with `draws`, no `draw`.
     """
 
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
         images = {name: features[name] for name in (IMAGE, IMAGE_SEED)} if draws else features[IMAGE]
-        has_targets = multi or label.dtype.is_floating  # ops that mix images return soft labels
-        targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes) if one_hot else label
+        is_vector = multi or label.dtype.is_floating  # ops that mix images return soft labels
+        targets = tf.cast(label, tf.float32) if is_vector else tf.one_hot(label, classes) if one_hot else label
         weights = [features[name] for name in (WEIGHT, VALID) if name in features]
         return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
 
@@ -111,8 +111,8 @@ def for_keras(classes: int, multi: bool, draws: bool = False, one_hot: bool = Tr
 def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple[float, ...] | None:
     """Returns the weight of each class in the loss, in the order of the labels; None for equal weights.
 
-    `balanced` is images / (classes * images of the class) (King and Zeng, 2001), so that the weights of all images of
-    the split are 1 on average; a class without an image gets 0.
+    The weight `balanced` is images / (classes * images of the class) (King and Zeng, 2001), so that the mean weight of
+    the images of the split is 1; a class without an image gets 0.
 
     Raises:
       OptionError: the dataset does not have a class of the options.
@@ -132,7 +132,7 @@ def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple
 
 
 def make_loss(options: TrainOptions, multi_label: bool, weights: Sequence[float] | None) -> keras.losses.Loss:
-    """Returns the loss: categorical cross-entropy of one label, binary cross-entropy of each class of several."""
+    """Returns the loss: categorical cross-entropy for one label, binary cross-entropy of each class for several."""
     if weights is not None:
         return WeightedCrossentropy(weights, multi_label=multi_label, label_smoothing=options.label_smoothing)
     if multi_label:
@@ -143,9 +143,9 @@ def make_loss(options: TrainOptions, multi_label: bool, weights: Sequence[float]
 class WeightedCrossentropy(keras.losses.Loss):
     """Cross-entropy with a weight for each class.
 
-    With one label, the weight of an image is the mean of the class weights by its targets, which is also correct for
-    mixed targets; with several, each class weight multiplies the term of its class. `sample_weight` remains available
-    for the weights of images and for padding.
+    With one label per image, the loss of an image is multiplied by the sum of its targets times the class weights, also
+    for soft labels. With several labels, each class weight multiplies the loss of its class. Keras multiplies
+    the result by `sample_weight`, the weights of images, which are 0 for padding.
     """
 
     def __init__(self, weights: Sequence[float], multi_label: bool = False, label_smoothing: float = 0.0) -> None:
@@ -155,25 +155,25 @@ class WeightedCrossentropy(keras.losses.Loss):
         self.label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns float32[batch]."""
+        """Returns the losses, float32[batch]."""
         ops = keras.ops
-        true, predicted = ops.cast(y_true, "float32"), ops.cast(y_pred, "float32")
+        targets, predicted = ops.cast(y_true, "float32"), ops.cast(y_pred, "float32")
         weights = ops.convert_to_tensor(self.weights, "float32")
         if not self.multi_label:
-            losses = keras.losses.categorical_crossentropy(true, predicted, label_smoothing=self.label_smoothing)
-            return losses * ops.sum(true * weights, axis=-1)
-        # Keras takes the mean along the last axis, so a further axis keeps one loss per class.
-        each = true[..., None], predicted[..., None]
-        terms = keras.losses.binary_crossentropy(*each, label_smoothing=self.label_smoothing)
-        return ops.mean(terms * weights, axis=-1)
+            losses = keras.losses.categorical_crossentropy(targets, predicted, label_smoothing=self.label_smoothing)
+            return losses * ops.sum(targets * weights, axis=-1)
+        # Keras averages over the last axis; with one more axis of length 1, it returns one loss per class.
+        tensors = targets[..., None], predicted[..., None]
+        class_losses = keras.losses.binary_crossentropy(*tensors, label_smoothing=self.label_smoothing)
+        return ops.mean(class_losses * weights, axis=-1)
 
 
 def make_metrics(options: TrainOptions, multi_label: bool, labels: Sequence[str]) -> list[keras.metrics.Metric]:
     """Returns the metrics of a training.
 
-    `accuracy`: share of images whose likeliest class is correct; with several labels, share of correct binary
-    predictions at the threshold 0.5. With several labels also `auc`, the area under the precision-recall curve,
-    averaged over the classes: accuracy says little where most labels are negative.
+    `accuracy` is the share of images with a correct most probable class; with several labels, the share of correct
+    binary predictions at the threshold 0.5. With several labels there is also `auc`, the area under the
+    precision-recall curve, averaged over the classes: if most labels are negative, a high accuracy means little.
     """
     metrics: list[keras.metrics.Metric] = (
         [keras.metrics.BinaryAccuracy(name="accuracy"), AverageAUC(len(labels))]
@@ -183,20 +183,20 @@ def make_metrics(options: TrainOptions, multi_label: bool, labels: Sequence[str]
     return [*metrics, PerClass(labels, multi_label)] if options.per_class else metrics
 
 
-def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
-    """Returns the names of the figures of an epoch in Keras: `loss` and those of the metrics."""
-    several = [metric.result() for metric in metrics if isinstance(metric, PerClass)]
+def loss_and_metric_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
+    """Returns the names in the logs of an epoch: `loss` and the names of the metrics."""
+    class_results = [metric.result() for metric in metrics if isinstance(metric, PerClass)]
     return [
         "loss",
         *(metric.name for metric in metrics if not isinstance(metric, PerClass)),
-        *itertools.chain(*several),
+        *itertools.chain(*class_results),
     ]
 
 
 class AverageAUC(keras.metrics.AUC):
-    """Area under the precision-recall curve, averaged over the classes that have a positive image; 0 without any.
+    """Area under the precision-recall curve, averaged over the classes that have a positive image; 0 if none has one.
 
-    The area of a class without positive images is always 0, and would only lower the mean.
+    The area of a class without positive images is always 0, and would lower the mean.
     """
 
     def __init__(self, classes: int) -> None:
@@ -204,17 +204,17 @@ class AverageAUC(keras.metrics.AUC):
         self._classes = classes
 
     def result(self) -> Any:
-        """Returns float32, 0 to 1."""
+        """Returns the mean area, float32, 0 to 1."""
         # Index 0 is the lowest threshold, at which every prediction is positive.
         positives = self.true_positives[0] + self.false_negatives[0]
-        present = keras.ops.sum(keras.ops.cast(positives > 0, "float32"))
-        return super().result() * (self._classes / keras.ops.maximum(present, 1.0))
+        classes_with_positives = keras.ops.sum(keras.ops.cast(positives > 0, "float32"))
+        return super().result() * (self._classes / keras.ops.maximum(classes_with_positives, 1.0))
 
 
 class PerClass(keras.metrics.Metric):
     """Recall and precision of every class, as `recall/NAME` and `precision/NAME`; 0 where the denominator is 0.
 
-    It has three sums per class, so a thousand classes cost no more time than one.
+    Each of its three sums covers all classes in one op, so a thousand classes cost no more time than one.
     """
 
     def __init__(self, labels: Sequence[str], multi_label: bool = False) -> None:
@@ -224,20 +224,20 @@ class PerClass(keras.metrics.Metric):
         size = (len(self.labels),)
         self.hits = self.add_variable(size, "zeros", name="hits")
         self.actual = self.add_variable(size, "zeros", name="actual")
-        self.predicted = self.add_variable(size, "zeros", name="answered")
+        self.predicted = self.add_variable(size, "zeros", name="answered")  # the name in earlier checkpoints
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch: labels and predictions float32[batch, classes], weights float32[batch]."""
         ops = keras.ops
-        true = self._binarise(ops.cast(y_true, "float32"))
+        actual = self._binarise(ops.cast(y_true, "float32"))
         predicted = self._binarise(ops.cast(y_pred, "float32"))
         weight = 1.0 if sample_weight is None else ops.expand_dims(ops.cast(sample_weight, "float32"), -1)
-        self.hits.assign_add(ops.sum(true * predicted * weight, axis=0))
-        self.actual.assign_add(ops.sum(true * weight, axis=0))
+        self.hits.assign_add(ops.sum(actual * predicted * weight, axis=0))
+        self.actual.assign_add(ops.sum(actual * weight, axis=0))
         self.predicted.assign_add(ops.sum(predicted * weight, axis=0))
 
     def result(self) -> dict[str, Any]:
-        """Returns name -> value, 0 to 1."""
+        """Returns name of the metric -> value, 0 to 1."""
         ops = keras.ops
         recall = self.hits / ops.maximum(self.actual, 1e-7)
         precision = self.hits / ops.maximum(self.predicted, 1e-7)

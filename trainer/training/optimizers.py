@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer.options import TrainOptions
 
-# Name -> class, and the names of its arguments that are options of the same name, without the common ones.
+# Name -> class, and its arguments that not all optimizers have; each is also the name of a training option.
 OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], tuple[str, ...]]] = {
     "adamw": (keras.optimizers.AdamW, ()),
     "sgd": (keras.optimizers.SGD, ("momentum", "nesterov")),
@@ -27,16 +27,16 @@ def make_optimizer(options: TrainOptions, steps_per_epoch: int, first_step: int 
     Args:
       options: options of the training.
       steps_per_epoch: batches per epoch.
-      first_step: step of the training that is step 0 of the optimizer; above 0 after unfreezing, where a new optimizer
-        begins with moments of zero, which its own count of steps corrects.
+      first_step: step of the training that is step 0 of the optimizer. It is above 0 after unfreezing: a new optimizer
+        begins with moments of zero, and its step count must begin at 0 for the bias correction.
     """
-    optimizer, names = OPTIMIZERS[options.optimizer]
-    arguments: dict[str, Any] = {name: getattr(options, name) for name in names}
+    optimizer_class, option_names = OPTIMIZERS[options.optimizer]
+    arguments: dict[str, Any] = {name: getattr(options, name) for name in option_names}
     if options.ema:
-        # Keras averages after every batch, also when gradients accumulate; this momentum gives a decay of `ema` for
-        # every update.
+        # Keras averages after every batch, also while gradients accumulate. With this momentum, the decay between two
+        # updates of the weights is `ema`.
         arguments |= {"use_ema": True, "ema_momentum": options.ema ** (1 / options.accumulate_steps)}
-    return optimizer(
+    return optimizer_class(
         make_schedule(options, steps_per_epoch, first_step),
         weight_decay=options.weight_decay,
         global_clipnorm=options.clip_norm or None,
@@ -51,13 +51,13 @@ def make_schedule(options: TrainOptions, steps_per_epoch: int, first_step: int =
     Args:
       options: options of the training.
       steps_per_epoch: batches per epoch.
-      first_step: see `make_optimizer`; above 0, the rate is multiplied by `unfreeze_factor`.
+      first_step: see `make_optimizer`; if it is above 0, the rate is multiplied by `unfreeze_factor`.
     """
     warmup_steps = round(options.warmup_epochs * steps_per_epoch)
     decay_steps = max(1, steps_per_epoch * options.epochs - warmup_steps)
     peak = options.learning_rate * (options.unfreeze_factor if first_step else 1.0)
     schedules = keras.optimizers.schedules
-    after = {
+    after_warmup = {
         "cosine": lambda: schedules.CosineDecay(peak, decay_steps),
         "linear": lambda: schedules.PolynomialDecay(peak, decay_steps, end_learning_rate=0.0),
         "step": lambda: schedules.ExponentialDecay(
@@ -65,7 +65,7 @@ def make_schedule(options: TrainOptions, steps_per_epoch: int, first_step: int =
         ),
         "constant": lambda: schedules.PolynomialDecay(peak, 1, end_learning_rate=peak),
     }[options.schedule]()
-    return WarmUp(after, peak=peak, warmup_steps=warmup_steps, first_step=first_step)
+    return WarmUp(after_warmup, peak=peak, warmup_steps=warmup_steps, first_step=first_step)
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
@@ -101,14 +101,14 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @contextlib.contextmanager
-def averaged(model: keras.Model) -> Iterator[None]:
-    """Assigns a model the running averages of its weights during a block; without `ema` it changes nothing."""
+def average_weights(model: keras.Model) -> Iterator[None]:
+    """Assigns the running averages of its weights to a model during a block; does nothing without `ema`."""
     # Under float16, Keras wraps the optimizer to scale the loss.
     if not getattr(model.optimizer, "inner_optimizer", model.optimizer).use_ema:
         yield
         return
     weights = copy_values(model)
-    # The only public access to the averages overwrites the weights.
+    # Keras has no other public access to the averages than this method, which overwrites the weights with them.
     model.optimizer.finalize_variable_values(model.trainable_variables)
     try:
         yield
@@ -118,12 +118,12 @@ def averaged(model: keras.Model) -> Iterator[None]:
 
 def exported_weights(model: keras.Model) -> list[np.ndarray]:
     """Returns the weights for evaluation and export, in the order of `model.weights`."""
-    with averaged(model):
+    with average_weights(model):
         return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
 
 
 def copy_values(model: keras.Model) -> list[np.ndarray]:
-    """Returns copies of the trainable weights: on a CPU an array of Keras may share the memory of its variable."""
+    """Returns copies of the trainable weights: on a CPU, `convert_to_numpy` may share the memory of a variable."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.trainable_variables]
 
 

@@ -1,8 +1,8 @@
-"""Training on several devices or machines behind one option: `default`, `mirrored`, `multi_worker`, `tpu`.
+"""Training on several devices or machines, by the option `strategy`: `default`, `mirrored`, `multi_worker` or `tpu`.
 
-Every machine runs one input pipeline for all its replicas. `make_dataset(host=...)` delivers its part of every global
-batch, and this module divides that part among the replicas, so that the records of a step do not depend on the number
-of replicas. The environment variable `TF_CONFIG`, which lists the workers, is checked before TensorFlow reads it.
+Every machine runs one input pipeline for all its replicas. `make_dataset` with its `host` delivers the part of each
+global batch for this machine, and this module divides the part among the replicas, so the number of replicas does not
+change the records of a step. `TF_CONFIG`, which lists the workers, is checked before TensorFlow reads it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TASK_TYPES = ("chief", "worker")  # in the order in which TensorFlow numbers th
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The place of this process among the workers.
+    """The position of this process among the workers.
 
     Attributes:
-      host: index of this process, where 0 is the chief, and number of workers.
+      host: index of this process, 0 for the chief, and number of workers.
       address: address of this process, `name:port`.
     """
 
@@ -63,15 +63,15 @@ def parse_cluster(config: Any) -> Cluster:
     """Returns the cluster of the decoded `TF_CONFIG`.
 
     Raises:
-      OptionError: a part is missing or wrong; the message names it.
+      OptionError: a part of the value is missing or wrong; the message names the part.
     """
-    tasks, task = _part(config, "cluster"), _part(config, "task")
+    tasks, task = _get_section(config, "cluster"), _get_section(config, "task")
     other_types = sorted(set(tasks) - set(_TASK_TYPES))
     if other_types:
         raise OptionError(
-            f"cluster of {CLUSTER_VARIABLE} holds {', '.join(other_types)}; multi_worker takes chief and worker only"
+            f"cluster of {CLUSTER_VARIABLE} has {', '.join(other_types)}; multi_worker supports only chief and worker"
         )
-    addresses = {kind: _addresses(kind, tasks[kind]) for kind in _TASK_TYPES if kind in tasks}
+    addresses = {kind: _check_addresses(kind, tasks[kind]) for kind in _TASK_TYPES if kind in tasks}
     all_addresses = [address for kind in _TASK_TYPES for address in addresses.get(kind, ())]
     for address in all_addresses:
         if all_addresses.count(address) > 1:
@@ -93,14 +93,14 @@ def parse_cluster(config: Any) -> Cluster:
     return Cluster(host=Host(index=first_index + index, count=len(all_addresses)), address=addresses[kind][index])
 
 
-def _part(config: Any, name: str) -> Mapping[str, Any]:
-    part = config.get(name) if isinstance(config, Mapping) else None
-    if not isinstance(part, Mapping):
+def _get_section(config: Any, name: str) -> Mapping[str, Any]:
+    section = config.get(name) if isinstance(config, Mapping) else None
+    if not isinstance(section, Mapping):
         raise OptionError(f"{CLUSTER_VARIABLE} has no {name}; set it to a value such as {CLUSTER_EXAMPLE}")
-    return part
+    return section
 
 
-def _addresses(kind: str, values: Any) -> tuple[str, ...]:
+def _check_addresses(kind: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not values or (kind == "chief" and len(values) != 1):
         allowed = "a list of one address" if kind == "chief" else "a list of addresses"
         raise OptionError(
@@ -110,7 +110,7 @@ def _addresses(kind: str, values: Any) -> tuple[str, ...]:
         match = re.fullmatch(r"\S+:(\d{1,5})", str(value))
         if not match or not 0 < int(match[1]) < 1 << 16:
             raise OptionError(
-                f"cluster.{kind} of {CLUSTER_VARIABLE} holds {value!r}; it must be NAME:PORT, such as 10.0.0.1:5000"
+                f"cluster.{kind} of {CLUSTER_VARIABLE} has {value!r}; it must be NAME:PORT, such as 10.0.0.1:5000"
             )
     return tuple(values)
 
@@ -133,11 +133,11 @@ class Distributed:
 
 
 def make_strategy(name: str, memory_growth: bool = True) -> tf.distribute.Strategy | None:
-    """Returns a strategy; None for `default`, one device.
+    """Returns a strategy; None for `default`, which uses one device.
 
-    `mirrored` takes all GPUs, or without one all logical CPU devices. `multi_worker` reads the environment variable
-    `TF_CONFIG` and waits until all workers have started. Call it for `multi_worker` and `tpu` before TensorFlow
-    initialises its devices.
+    `mirrored` uses all GPUs, or without GPUs all logical CPU devices. `multi_worker` reads the environment variable
+    `TF_CONFIG` and waits until all workers have started. For `multi_worker` and `tpu`, call this function before
+    TensorFlow initialises its devices.
 
     Examples:
       >>> from trainer import make_strategy
@@ -148,7 +148,7 @@ def make_strategy(name: str, memory_growth: bool = True) -> tf.distribute.Strate
 
     Args:
       name: `default`, `mirrored`, `multi_worker` or `tpu`.
-      memory_growth: whether TensorFlow allocates the memory of GPUs as it is needed, or nearly all of it now.
+      memory_growth: whether TensorFlow allocates GPU memory when it is needed; otherwise it allocates nearly all now.
 
     Returns:
       the strategy, in whose scope `fit_job` builds the model; None for one device.
@@ -156,7 +156,7 @@ def make_strategy(name: str, memory_growth: bool = True) -> tf.distribute.Strate
     Raises:
       OptionError: the name is unknown, `TF_CONFIG` is wrong, or there is no TPU.
     """
-    # The variable takes precedence over the function of TensorFlow, and the command line sets it.
+    # The environment variable takes precedence over TensorFlow's function, and the command line has set it before.
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = str(memory_growth).lower()
     if name == "default":
         return None
@@ -164,14 +164,14 @@ def make_strategy(name: str, memory_growth: bool = True) -> tf.distribute.Strate
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     if name == "multi_worker":
-        return _multi_worker(read_cluster())
+        return _make_multi_worker(read_cluster())
     if name == "tpu":
-        return _tpu()
+        return _make_tpu()
     raise OptionError(unknown("strategy", name, STRATEGIES))
 
 
 def scope(strategy: tf.distribute.Strategy | None) -> AbstractContextManager[Any]:
-    """Returns the context in which a model must be built and compiled."""
+    """Returns the context manager in which a model must be built and compiled."""
     return strategy.scope() if strategy else nullcontext()
 
 
@@ -183,12 +183,12 @@ def strategy_host(strategy: tf.distribute.Strategy | None) -> Host:
 
 
 def first_host(strategy: tf.distribute.Strategy | None) -> Host:
-    """Returns the host of the first pipeline of this process, which controls several if it has a slice of TPUs."""
+    """Returns the host of the first input pipeline of this process, which may control several hosts (a TPU slice)."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         resolver = strategy.cluster_resolver
-        # Its pipelines run in processes of TPU hosts, and not in this one.
-        is_elsewhere = bool(resolver and resolver.cluster_spec().as_dict())
-        return Host(count=int(strategy.extended.num_hosts), runs_python=not is_elsewhere)
+        # With a cluster, the pipelines run in processes on the TPU hosts, not in this process.
+        is_remote = bool(resolver and resolver.cluster_spec().as_dict())
+        return Host(count=int(strategy.extended.num_hosts), runs_python=not is_remote)
     return strategy_host(strategy)
 
 
@@ -198,13 +198,13 @@ def replicas(strategy: tf.distribute.Strategy | None) -> int:
 
 
 def strategy_name(strategy: tf.distribute.Strategy | None) -> str:
-    """Returns the name of a strategy for `make_strategy`."""
-    kinds = {
+    """Returns the name by which `make_strategy` creates a strategy of this type."""
+    types = {
         "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
         "mirrored": tf.distribute.MirroredStrategy,
         "tpu": tf.distribute.TPUStrategy,
     }
-    return next((name for name, kind in kinds.items() if isinstance(strategy, kind)), "default")
+    return next((name for name, kind in types.items() if isinstance(strategy, kind)), "default")
 
 
 def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int:
@@ -215,7 +215,7 @@ def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int
       batch_size: images per step, over all replicas.
 
     Raises:
-      OptionError: the size is not divisible by the number of replicas; the message names the nearest ones that are.
+      OptionError: the size is not divisible by the number of replicas; the message gives the nearest divisible sizes.
     """
     count = replicas(strategy)
     share, remainder = divmod(batch_size, count)
@@ -228,18 +228,18 @@ def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int
     )
 
 
-def check_gpus(wanted: int) -> None:
-    """Raises `OptionError` if TensorFlow finds fewer GPUs than are wanted."""
-    found = len(tf.config.list_physical_devices("GPU"))
-    if found < wanted:
+def check_gpus(required: int) -> None:
+    """Raises `OptionError` if TensorFlow finds fewer GPUs than required."""
+    available = len(tf.config.list_physical_devices("GPU"))
+    if available < required:
         raise OptionError(
-            f"gpus is {wanted} and TensorFlow finds {plural(found, 'GPU')} here; run on a machine and in an image that "
-            "have them, or set gpus to 0 to train on what there is"
+            f"gpus is {required} and TensorFlow finds {plural(available, 'GPU')} here; use a machine and a container "
+            "image with GPU support, or set gpus to 0 to train on the available devices"
         )
 
 
 def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
-    """Returns one line with the number of replicas and the batch size of all hosts, of one, and of a replica.
+    """Returns one line with the number of replicas and the batch sizes of all hosts, of one host and of one replica.
 
     Raises:
       OptionError: see `check_batch`.
@@ -252,10 +252,10 @@ def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
 
 
 def prefetch(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Returns batches of which `count` are copied to the accelerator ahead; unchanged for 0, and without one."""
-    if not count:  # listing the devices would initialise them, beside another backend of Keras
+    """Returns a dataset that copies `count` batches ahead to the accelerator; unchanged for 0, or on a CPU."""
+    if not count:  # as with other backends of Keras; listing devices initialises them, which those backends must do
         return batches
-    accelerators = [one.name for one in tf.config.list_logical_devices() if one.device_type != "CPU"]
+    accelerators = [device.name for device in tf.config.list_logical_devices() if device.device_type != "CPU"]
     return batches.apply(tf.data.experimental.prefetch_to_device(accelerators[0], count)) if accelerators else batches
 
 
@@ -266,13 +266,13 @@ def distribute(
 
     Args:
       strategy: strategy whose replicas share the batches.
-      make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`. A strategy that
-        controls several hosts from this process, as of a slice of TPUs, gets the batches of each.
-      prefetch_to_device: number of batches that are copied to each device of a strategy ahead of their step; 0 for
-        TensorFlow's default, one.
+      make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`. If this process
+        controls several hosts, as with a TPU slice, it is called for each host.
+      prefetch_to_device: number of batches that are copied to each device ahead of their step; 0 for the default of
+        TensorFlow: one under a strategy, otherwise none.
 
     Returns:
-      the dataset of this host; with a strategy, its distributed form.
+      the dataset of this host; with a strategy, a `Distributed` with the distributed dataset.
 
     Raises:
       OptionError: the batch size of a host is not divisible by the number of its replicas.
@@ -281,32 +281,32 @@ def distribute(
         return prefetch(make(Host()), prefetch_to_device)
     specs = []
 
-    def make_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        host = first_host(strategy)
+    def make_host_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        host = first_host(strategy)  # replaced below if this process makes the input of several hosts
         if strategy_host(strategy).count == 1 < context.num_input_pipelines:
             host = Host(index=context.input_pipeline_id, count=context.num_input_pipelines, runs_python=False)
         dataset = _divide_batches(make(host), replicas(strategy) // host.count)
         specs.append(dataset.element_spec)
         return dataset
 
-    # This takes one pipeline per host and passes its elements to the replicas in turn. With
-    # `experimental_distribute_dataset` every host would read all records, or shard by file, which changes the steps.
-    ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=max(1, prefetch_to_device))
-    batches = strategy.distribute_datasets_from_function(make_part, ahead)
+    # TensorFlow builds one pipeline per host and passes its elements to the replicas in turn. With
+    # `experimental_distribute_dataset` every host would read all records or only some files, which changes the steps.
+    input_options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=max(1, prefetch_to_device))
+    batches = strategy.distribute_datasets_from_function(make_host_batches, input_options)
     return Distributed(batches=batches, element_spec=specs[0])
 
 
 def _divide_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Divides every batch into consecutive batches of the same size, one for each replica of this host."""
+    """Divides every batch into consecutive batches of equal size, one for each replica of this host."""
     if count == 1:
         return dataset
     size = next(iter(tf.nest.flatten(dataset.element_spec))).shape[0]
     if size is None or size % count:
-        raise OptionError(f"the batches of a host hold {size} images; its {count} replicas must share them equally")
+        raise OptionError(f"the batch size of a host is {size}; it must be divisible by its {count} replicas")
     return dataset.rebatch(size // count, drop_remainder=True)
 
 
-def _multi_worker(cluster: Cluster) -> tf.distribute.Strategy:
+def _make_multi_worker(cluster: Cluster) -> tf.distribute.Strategy:
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
@@ -317,11 +317,11 @@ def _multi_worker(cluster: Cluster) -> tf.distribute.Strategy:
         ) from error
 
 
-def _tpu() -> tf.distribute.Strategy:
+def _make_tpu() -> tf.distribute.Strategy:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
     except ValueError:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")  # a TPU of this machine has no name
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")  # a TPU of this machine needs no name
     try:
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)

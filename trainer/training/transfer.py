@@ -1,6 +1,6 @@
-"""Transfer learning: weights from a file, and the layers to train in each epoch.
+"""Transfer learning: loads weights from a file, and freezes and unfreezes layers.
 
-The head of a model is its last layer with weights; the base is all layers before it.
+The head of a model is its last layer with weights; the base consists of all layers before the head.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import numpy as np
 from beam_jobs.errors import OptionError
 
 SUFFIXES = (".weights.h5", ".keras", ".h5")
-# Keras, h5py and zipfile raise these for a file that does not fit or is damaged.
+# Keras, h5py and zipfile raise these errors for the weights of another model and for damaged files.
 _LOAD_ERRORS = (ValueError, TypeError, LookupError, OSError, AttributeError, RuntimeError, zipfile.BadZipFile)
 
 
 def load_weights(model: keras.Model, path: str) -> None:
     """Loads initial weights from a file.
 
-    The file may hold the weights of the complete model, where a head for other classes is skipped, or only those of
-    the base, such as the files of `keras.applications` without top.
+    The file may contain the weights of the complete model, or only those of the base, such as the files of
+    `keras.applications` without top. A head with another number of classes is skipped.
 
     Args:
       model: model to initialise.
-      path: `.weights.h5`, `.keras`, or `.h5` of older versions; on any file system that TensorFlow reads.
+      path: file `.weights.h5`, `.keras`, or `.h5` of older versions of Keras; on any file system of TensorFlow.
 
     Raises:
       OptionError: the file does not exist, is of another format, or has no weights for a layer of the base.
@@ -43,16 +43,16 @@ def load_weights(model: keras.Model, path: str) -> None:
     is_legacy = path.endswith(".h5") and not path.endswith(".weights.h5")
     reason = ""
     with _local_file(path) as file:
-        for part, optional in ((model, head(model)), *((base, None) for base in bases)):
+        for target, optional_layer in ((model, head(model)), *((base, None) for base in bases)):
             for arguments in ({}, {"by_name": True}) if is_legacy else ({},):
-                reason = _try_load(part, file, optional, arguments)
+                reason = _try_load(target, file, optional_layer, arguments)
                 if not reason:
                     return
     raise OptionError(f"the weights of {path} do not fit {model.name}: {reason}")
 
 
 def weights_digest(path: str) -> str:
-    """Returns the sha256, hex, of a file of weights on any file system that TensorFlow reads; empty without a file.
+    """Returns the hex SHA-256 of a file of weights on any file system of TensorFlow; empty if it does not exist.
 
     Raises:
       OptionError: the file cannot be read.
@@ -62,7 +62,7 @@ def weights_digest(path: str) -> str:
     hasher = hashlib.sha256()
     try:
         if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
-            return ""  # `load_weights` raises the error, on the machine that trains
+            return ""  # `load_weights` raises the error later, on the machine that trains
         with tf.io.gfile.GFile(path, "rb") as stream:
             while block := stream.read(1 << 20):
                 hasher.update(block)
@@ -93,9 +93,9 @@ def leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 def freeze(model: keras.Model) -> None:
-    """Makes only the head trainable, and fixes the statistics of normalisation layers.
+    """Makes only the head trainable; normalisation layers then no longer update their statistics.
 
-    Call it before `compile`, which fixes the list of trainable weights.
+    Call it before `compile`, which reads the list of trainable weights.
     """
     head_layer = head(model)
     for layer in leaves(model):
@@ -108,9 +108,9 @@ def unfreeze(model: keras.Model, layers: int = 0) -> None:
     Batch normalisation stays frozen with its pretrained statistics: statistics of small batches would destroy the
     features of the base (Keras guide "Transfer learning and fine-tuning").
 
-    Call `compile` after it with a new optimizer, as a rule at a hundredth to a tenth of the learning rate. Do not reuse
-    the state of the previous optimizer: Adam with its count of steps, but without moments of the new weights, would
-    begin with updates that are sqrt(0.1^2 / 0.001) = 3.2 times too large.
+    Then call `compile` with a new optimizer, usually with a hundredth to a tenth of the previous learning rate. Do not
+    reuse the state of the previous optimizer: Adam with the old step count, but without moments of the new weights,
+    would begin with updates that are sqrt(0.1^2 / 0.001) = 3.2 times too large.
 
     Args:
       model: model to change.
@@ -124,25 +124,25 @@ def unfreeze(model: keras.Model, layers: int = 0) -> None:
     freeze(model)
     base = [layer for layer in leaves(model) if layer.weights and layer is not head(model)]
     candidates = [layer for layer in base if not isinstance(layer, keras.layers.BatchNormalization)]
-    for layer in candidates[-layers:]:
+    for layer in candidates[-layers:]:  # all for 0
         layer.trainable = True
 
 
-def _try_load(part: keras.Model, file: str, optional: keras.layers.Layer | None, arguments: dict[str, Any]) -> str:
-    """Loads a file into a model; returns the reason why it does not fit, empty if it does.
+def _try_load(model: keras.Model, file: str, optional: keras.layers.Layer | None, arguments: dict[str, Any]) -> str:
+    """Loads a file into a model; returns the reason why the file does not fit the model, empty if it fits.
 
-    Keras does not report skipped layers, so all weights are NaN before the load; those that remain NaN were skipped.
+    Keras does not report skipped layers, so all weights are NaN before; only those of `optional` may remain NaN.
     """
-    # The other weights are states of random generators, which a file need not have.
-    weights = [weight for weight in part.weights if keras.backend.is_float_dtype(weight.dtype)]
+    # Weights of other types are the states of random generators, which may be missing in a file.
+    weights = [weight for weight in model.weights if keras.backend.is_float_dtype(weight.dtype)]
     initial_values = {id(weight): weight.numpy() for weight in weights}
     for weight in weights:
         weight.assign(np.full(weight.shape, np.nan))
     reason = ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one for each skipped layer
-            part.load_weights(file, skip_mismatch=True, **arguments)
+            warnings.simplefilter("ignore")  # Keras warns about each skipped layer
+            model.load_weights(file, skip_mismatch=True, **arguments)
     except _LOAD_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     skipped = [weight for weight in weights if np.isnan(weight.numpy()).any()]
@@ -157,7 +157,7 @@ def _try_load(part: keras.Model, file: str, optional: keras.layers.Layer | None,
 
 @contextmanager
 def _local_file(path: str) -> Iterator[str]:
-    """Yields the name of a local copy, or the path itself if it is local: HDF5 opens only local files."""
+    """Yields the path of a temporary local copy, or the path itself if it is local: HDF5 opens only local files."""
     import tensorflow as tf
 
     if not tf.io.gfile.exists(path):

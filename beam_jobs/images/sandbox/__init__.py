@@ -1,8 +1,8 @@
-"""Decoding in separate processes, so that a decoder that crashes, hangs or fills the memory costs only one image.
+"""Decoding in separate processes, so that a decoder that crashes, hangs or fills the memory affects only one image.
 
-Decoder processes read and decode local files, one for each thread that computes; files of servers are sent to them.
-When a decoder dies, it is replaced and its images are asked for again, one by one. An image that ends its decoder each
-time is rejected, and so is an image that takes too long.
+Each computing thread uses one decoder process. A decoder reads and decodes local files; remote files are sent to it.
+When a decoder dies, it is replaced and its images are sent again, one by one. An image that ends its decoder each time
+is rejected, and so is an image that takes too long.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from beam_jobs.types import ImageFacts
 _MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
 _MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image
 
-
 _own = OwnPool("beam_jobs.images.sandbox.worker", "the processes that decode images do not start: {}")
 
-
-# The facts about an image as a decoder sends them: data without a parser, its ASCII text first.
+# The facts about an image as a decoder sends them: a row of fixed size, which needs no parser, ASCII texts first.
 _TEXTS = (("format", "S8"), ("source_format", "S8"), ("sha256", "S64"), ("source_sha256", "S64"), ("normalised", "S80"))
 _SIZES = ("height", "width", "source_height", "source_width", "channels", "bytes")
 _NUMBERS = (*((name, "<i8") for name in (*_SIZES, "crc32c", "dhash")), ("mean_rgb", "<f8", 3), ("var_rgb", "<f8", 3))
@@ -41,7 +39,7 @@ _TEXT_BYTES = np.dtype([*_TEXTS]).itemsize
 
 
 def pack_facts(facts: ImageFacts) -> bytes:
-    """Returns facts as a row of `FACTS`, which has no checksum of the mask."""
+    """Returns facts as a row of `FACTS`; the row does not contain the checksum of the mask."""
     values = vars(facts)
     return np.array(tuple(values[name] for name in FACTS.names or ()), FACTS).tobytes()
 
@@ -54,11 +52,11 @@ def unpack_facts(row: bytes) -> ImageFacts:
 
 
 class Examination(NamedTuple):
-    """A good image.
+    """The result for an accepted image.
 
     Attributes:
       facts: row of `FACTS`.
-      stored: the bytes to store; None for the bytes of the source.
+      stored: the bytes to store; None if these are the bytes of the source.
     """
 
     facts: bytes
@@ -76,41 +74,41 @@ def examine(
     """Examines images as `process.examine` does, in another process.
 
     Args:
-      images: the bytes of the source files, or with a `reader` the uri and the slice of each.
+      images: the bytes of the source files, or with a `reader` the uri and the slice of each image.
       limits: limits of bytes, pixels, sides and seconds.
       pixels: the policy for the stored pixels.
       facts: `all` or `basic`.
-      processes: maximum number of decoders at work, for all threads together.
+      processes: maximum number of busy decoders, for all threads together.
       reader: reads the images in the other process; they must be local, and in no compressed container.
 
     Returns:
-      an outcome for each image; `Unreadable` only with a `reader`.
+      the result or the error of each image, in their order; `Unreadable` only with a `reader`.
     """
     header: dict[str, Any] = {"do": "image", "facts": facts}
     header |= {"limits": dataclasses.asdict(limits), "pixels": dataclasses.asdict(pixels)}
     if reader:
         header["reader"] = [os.path.abspath(reader.base), reader.max_bytes, os.path.abspath(reader.work)]
-    return _Request(_own.pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
+    return _Request(_own.pool, header, limits.max_seconds, processes, _read_examination).process_all(images)
 
 
 def normalise_mask(
     data: bytes, geometry: Geometry, limits: ImageLimits, processes: int
 ) -> tuple[bytes, tuple[int, ...]]:
-    """Checks and moves a mask as `annotations.normalise_mask` does, in another process.
+    """Checks, resizes and crops a mask as `annotations.normalise_mask` does, in another process.
 
     Raises:
       BadImage: `data` is not a mask of this image, or takes too long.
     """
     header = {"do": "mask", "geometry": dataclasses.asdict(geometry), "limits": dataclasses.asdict(limits)}
     request = _Request(_own.pool, header, limits.max_seconds, processes, _read_mask)
-    (answer,) = request.answer_all([data])
-    if isinstance(answer, BadImage):
-        raise answer
-    return answer
+    (result,) = request.process_all([data])
+    if isinstance(result, BadImage):
+        raise result
+    return result
 
 
-def _read_mask(data: bytes, answer: dict[str, Any], bodies: list[bytes]) -> tuple[bytes, tuple[int, ...]]:
-    return bodies[0] if bodies else data, tuple(map(int, answer["values"]))
+def _read_mask(data: bytes, response: dict[str, Any], bodies: list[bytes]) -> tuple[bytes, tuple[int, ...]]:
+    return bodies[0] if bodies else data, tuple(map(int, response["values"]))
 
 
 def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
@@ -120,15 +118,15 @@ def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, proce
       BadImage: the image is over a limit, cannot be decoded, or takes too long.
     """
     header = {"do": "thumbnail", "limits": dataclasses.asdict(limits), "options": dataclasses.asdict(options)}
-    (answer,) = _Request(_own.pool, header, limits.max_seconds, processes, _read_thumbnail).answer_all([data])
-    if isinstance(answer, BadImage):
-        raise answer
-    return answer
+    (result,) = _Request(_own.pool, header, limits.max_seconds, processes, _read_thumbnail).process_all([data])
+    if isinstance(result, BadImage):
+        raise result
+    return result
 
 
-def _read_thumbnail(_: bytes, answer: dict[str, Any], bodies: list[bytes]) -> Thumbnail:
+def _read_thumbnail(_: bytes, response: dict[str, Any], bodies: list[bytes]) -> Thumbnail:
     (encoded,) = bodies
-    return Thumbnail(encoded=encoded, width=int(answer["width"]), height=int(answer["height"]))
+    return Thumbnail(encoded=encoded, width=int(response["width"]), height=int(response["height"]))
 
 
 def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[tuple[int, int] | BadImage]:
@@ -137,21 +135,21 @@ def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[
     Args:
       images: the bytes of the files.
       limits: limits of bytes, pixels, sides and seconds.
-      processes: maximum number of decoders at work, for all threads together.
+      processes: maximum number of busy decoders, for all threads together.
 
     Returns:
-      height and width of each file, in pixels, or the error.
+      height and width of each file, in pixels, or its error.
     """
     header = {"do": "size", "limits": dataclasses.asdict(limits)}
-    return _Request(_own.pool, header, limits.max_seconds, processes, _read_size).answer_all(images)
+    return _Request(_own.pool, header, limits.max_seconds, processes, _read_size).process_all(images)
 
 
-def _read_size(_: bytes, answer: dict[str, Any], __: list[bytes]) -> tuple[int, int]:
-    return int(answer["height"]), int(answer["width"])
+def _read_size(_: bytes, response: dict[str, Any], __: list[bytes]) -> tuple[int, int]:
+    return int(response["height"]), int(response["width"])
 
 
 def start() -> None:
-    """Begins to start the decoders, which takes seconds; the first call of another function would do it."""
+    """Starts the decoders in the background, which takes seconds; otherwise the first request starts them."""
     _own.pool.start()
 
 
@@ -168,8 +166,8 @@ class _Request:
       pool: the decoders.
       header: the header of the request, in JSON values.
       seconds: limit of computing time for an image.
-      processes: maximum number of decoders at work.
-      read: function of an image, its answer and the bytes in the answer that returns the result.
+      processes: maximum number of busy decoders.
+      read: function of an image, its response and the binary bodies of the response; returns the result of the image.
     """
 
     pool: Pool
@@ -178,21 +176,21 @@ class _Request:
     processes: int
     read: Callable[[Any, dict[str, Any], list[bytes]], Any]
 
-    def answer_all(self, images: Sequence[Any]) -> list[Any]:
-        """Returns a result for each image; after a failure they are sent one by one, to identify the image at fault."""
+    def process_all(self, images: Sequence[Any]) -> list[Any]:
+        """Returns a result for each image; after a failure, sends images one by one, to identify the image at fault."""
         results: list[Any] = []
         try:
-            self._ask(images, results)
+            self._send(images, results)
         except (ChildDied, TooSlow):
-            results.extend(map(self._answer_one, images[len(results) :]))
+            results.extend(map(self._process_one, images[len(results) :]))
         return results
 
-    def _answer_one(self, image: Any) -> Any:
+    def _process_one(self, image: Any) -> Any:
         crashes = interruptions = 0
         while True:
             results: list[Any] = []
             try:
-                self._ask([image], results)
+                self._send([image], results)
                 return results[0]
             except TooSlow as slow:
                 return BadImage(RejectReason.TOO_SLOW, str(slow))
@@ -202,12 +200,12 @@ class _Request:
                 if crashes == _MAX_CRASHES or interruptions == _MAX_INTERRUPTIONS:
                     return _crash(f"{died}, {crashes + interruptions} times")
 
-    def _ask(self, images: Sequence[Any], results: list[Any]) -> None:
-        """Sends images to a decoder and appends its results to `results`, also those before it dies."""
+    def _send(self, images: Sequence[Any], results: list[Any]) -> None:
+        """Sends images to a decoder and appends the results to `results`, also the results before the decoder dies."""
         with self.pool.child(self.processes) as child:
             if "reader" in self.header:
                 child.ask({**self.header, "places": images}, ())
-                child.answer(self.seconds, may_wait=True)  # sent when the files are read: a slow disk is no timeout
+                child.answer(self.seconds, may_wait=True)  # sent after the files were read: a disk may be slow
             else:
                 child.ask(self.header, images)
             while len(results) < len(images):
@@ -217,29 +215,29 @@ class _Request:
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     raise ChildDied("it sent an invalid answer") from error
 
-    def _read_all(self, images: Sequence[Any], answers: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
-        if not 0 < len(answers) <= len(images):
-            raise ValueError(f"{len(answers)} answers for {len(images)} images")
+    def _read_all(self, images: Sequence[Any], responses: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
+        if not 0 < len(responses) <= len(images):
+            raise ValueError(f"{len(responses)} answers for {len(images)} images")
         remaining_bodies = iter(bodies)
         results: list[Any] = []
-        for image, answer in zip(images, answers, strict=False):
-            new = list(itertools.islice(remaining_bodies, answer["bodies"]))
-            if "bad" in answer:
-                reason, detail, size = answer["bad"]
+        for image, response in zip(images, responses, strict=False):
+            parts = list(itertools.islice(remaining_bodies, response["bodies"]))
+            if "bad" in response:
+                reason, detail, size = response["bad"]
                 results.append(BadImage(RejectReason(reason), detail, int(size)))
-            elif "unreadable" in answer:
-                results.append(Unreadable(str(answer["unreadable"])))
+            elif "unreadable" in response:
+                results.append(Unreadable(str(response["unreadable"])))
             else:
-                results.append(_crash(answer["crash"]) if "crash" in answer else self.read(image, answer, new))
+                results.append(_crash(response["crash"]) if "crash" in response else self.read(image, response, parts))
         return results
 
 
 def _read_examination(_: object, __: dict[str, Any], bodies: list[bytes]) -> Examination:
     facts, *stored = bodies
     if len(facts) != FACTS.itemsize or not facts[:_TEXT_BYTES].isascii():
-        raise ValueError("it is no row of facts")
+        raise ValueError("it is not a row of facts")
     return Examination(facts, stored[0] if stored else None)
 
 
 def _crash(cause: str) -> BadImage:
-    return BadImage(RejectReason.DECODER_CRASHED, f"the decoder broke down: {cause}")
+    return BadImage(RejectReason.DECODER_CRASHED, f"the decoder failed: {cause}")

@@ -40,24 +40,24 @@ _WAIT_S = 10.0  # Google's library asks its metadata server three times for thre
 
 def missing_login() -> str:
     """Returns one line with the reason and the remedy when there are no credentials; empty when there are some."""
-    answers: list[Any] = []
+    results: list[Any] = []
 
     def request_credentials() -> None:
         level = _LOGGER.level
-        _LOGGER.setLevel(logging.ERROR)  # or it warns about the missing metadata server
+        _LOGGER.setLevel(logging.ERROR)  # otherwise it warns about the missing metadata server
         try:
-            answers.append(google.auth.default(scopes=[_SCOPE]))
+            results.append(google.auth.default(scopes=[_SCOPE]))
         except GoogleAuthError as error:
-            answers.append(error)
+            results.append(error)
         finally:
             _LOGGER.setLevel(level)
 
     thread = threading.Thread(target=request_credentials, daemon=True)
     thread.start()
     thread.join(_WAIT_S)
-    if answers and not isinstance(answers[0], Exception):
+    if results and not isinstance(results[0], Exception):
         return ""
-    reason = _login_reason(answers[0]) if answers else f" (no answer from the metadata server in {_WAIT_S:g} s)"
+    reason = _login_reason(results[0]) if results else f" (no answer from the metadata server in {_WAIT_S:g} s)"
     return f"there are no Google Cloud credentials here{reason}; {LOGIN_REMEDY}"
 
 
@@ -68,14 +68,14 @@ def _login_reason(error: Exception) -> str:
 
 
 _READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
-_BODY_ATTEMPTS = 3  # for an incomplete body: older clients retry only until the body begins
-_TIMEOUT_S = 60.0  # for an answer, as in the client
+_BODY_ATTEMPTS = 3  # to read a body that is incomplete: older clients retry only until the body begins
+_TIMEOUT_S = 60.0  # longest wait for an answer, as in the client
 _RETRY = DEFAULT_RETRY  # of the client: two minutes, with growing delays
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
 _thread = threading.local()
 _credentials_lock = threading.Lock()
-_credentials_exist: list[bool] = []  # the result of the check; False for an emulator without credentials
+_credentials_exist: list[bool] = []  # at most one item, the result of the check; False for an emulator without them
 
 
 def store(options: Any) -> GcsStore:
@@ -86,9 +86,9 @@ def store(options: Any) -> GcsStore:
     """
     cached: tuple[Any, GcsStore] | None = getattr(_thread, "cached", None)
     if cached is None or cached[0] is not options:
-        known = _has_credentials()
-        client = create_storage_client(options, use_credentials=known)
-        credentials = get_service_credentials(options) if known else None
+        has_credentials = _has_credentials()
+        client = create_storage_client(options, use_credentials=has_credentials)
+        credentials = get_service_credentials(options) if has_credentials else None
         session = AuthorizedSession(credentials.get_google_auth_credentials()) if credentials else requests.Session()
         cached = _thread.cached = (options, GcsStore(GcsIO(client, options), session))
     return cached[1]
@@ -136,34 +136,35 @@ class GcsStore(SortedStore):
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It takes one request, and one for the size of the object when the body is short."""
         # Google's client reads a body in steps of 8 kB, which takes four times the processor time of one step.
-        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}  # as it is stored
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}  # bytes as stored
 
         def fetch(blob: Any) -> bytes:
             url = f"{self._gcsio.client.api_endpoint}/download/storage/v1{blob.path}?alt=media"
             with self._session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response:
-                if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the object ends before it
+                if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the object is shorter
                     return b""
                 if not response.ok:
                     raise from_http_response(response)
                 try:
                     return bytes(response.raw.read(length, decode_content=False))
                 except HTTPError as error:
-                    raise ConnectionError(str(error)) from error  # which is tried again
+                    raise ConnectionError(str(error)) from error  # `_RETRY` then repeats the request
 
-        return self._complete_body(path, offset, length, _RETRY(fetch))
+        return self._fetch_complete(path, offset, length, _RETRY(fetch))
 
     def read_start(self, path: str, most_bytes: int) -> bytes:
         """See `Store`. The store gives the checksum of an object only in the answer to a request without a range."""
 
         def fetch(blob: Any) -> bytes:
-            body = _Start(most_bytes)
-            with contextlib.suppress(_Full):
+            body = _FirstBytes(most_bytes)
+            with contextlib.suppress(_EnoughBytes):
                 blob.download_to_file(body, raw_download=True, checksum=None, retry=_RETRY)
             return body.getvalue()
 
-        return self._complete_body(path, 0, most_bytes, fetch)
+        return self._fetch_complete(path, 0, most_bytes, fetch)
 
-    def _complete_body(self, path: str, offset: int, length: int, fetch: Callable[[Any], bytes]) -> bytes:
+    def _fetch_complete(self, path: str, offset: int, length: int, fetch: Callable[[Any], bytes]) -> bytes:
+        """Returns the bytes that `fetch` reads of an object; repeats the request if they are incomplete."""
         for _ in range(_BODY_ATTEMPTS):
             blob = self._blob(path)
             try:
@@ -174,7 +175,7 @@ class GcsStore(SortedStore):
                 response = getattr(error.cause, "response", None)
                 if response is None:
                     raise
-                raise from_http_response(response) from error  # with the message of the store, as older clients do
+                raise from_http_response(response) from error  # as older clients do, with the message of the store
             if len(data) == length or _is_complete(blob, offset, data):
                 return data
         raise ConnectionError(errno.ECONNRESET, "the connection broke in the middle of the object", path)
@@ -187,7 +188,7 @@ class GcsStore(SortedStore):
         """See `Store`."""
         blob = self._blob(path)
         blob.reload()
-        return _listed(blob)._replace(path=path)
+        return _to_listed_object(blob)._replace(path=path)
 
     def delete(self, path: str) -> None:
         """See `Store`. Beam's filesystem would treat the name as a pattern."""
@@ -200,13 +201,13 @@ class GcsStore(SortedStore):
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
         """See `SortedStore`."""
-        bucket, start = parse_gcs_path(prefix, object_optional=True)
+        bucket, name_prefix = parse_gcs_path(prefix, object_optional=True)
         fields = "items(name,size,updated,crc32c,md5Hash),nextPageToken"
-        offset = start + after if after else None
-        blobs = self._gcsio.client.list_blobs(bucket, prefix=start, start_offset=offset, fields=fields)
-        for page in blobs.pages:  # from the offset itself on; from the first name on in emulators
-            objects = [_listed(blob) for blob in page if offset is None or blob.name > offset]
-            yield [entry._replace(path=entry.path.removeprefix(start)) for entry in objects]
+        first_name = name_prefix + after if after else None
+        blobs = self._gcsio.client.list_blobs(bucket, prefix=name_prefix, start_offset=first_name, fields=fields)
+        for page in blobs.pages:  # may include `first_name` itself; emulators ignore the offset
+            objects = [_to_listed_object(blob) for blob in page if first_name is None or blob.name > first_name]
+            yield [entry._replace(path=entry.path.removeprefix(name_prefix)) for entry in objects]
 
     def _blob(self, path: str) -> Any:
         try:
@@ -224,9 +225,9 @@ def _is_complete(blob: Any, offset: int, data: bytes) -> bool:
     return offset + len(data) >= blob.size
 
 
-def _listed(blob: Any) -> ListedObject:
+def _to_listed_object(blob: Any) -> ListedObject:
     mtime_ns = int(blob.updated.timestamp() * 1e9)
-    checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of others has no MD5
+    checksum = blob.md5_hash or blob.crc32c or ""  # an object that was composed of other objects has no MD5
     return ListedObject(blob.name, blob.size, mtime_ns, checksum, _crc32c(blob))
 
 
@@ -234,12 +235,12 @@ def _crc32c(blob: Any) -> int | None:
     return int.from_bytes(base64.b64decode(blob.crc32c), "big") if blob.crc32c else None
 
 
-class _Full(Exception):
-    """A `_Start` needs no more bytes."""
+class _EnoughBytes(Exception):
+    """A `_FirstBytes` has all its bytes."""
 
 
-class _Start(io.BytesIO):
-    """Takes the first bytes of an object and ends its download."""
+class _FirstBytes(io.BytesIO):
+    """Stores the first bytes of a download, and ends the download by raising `_EnoughBytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class _Start(io.BytesIO):
     def write(self, data: Any) -> int:
         size = super().write(data[: self._most_bytes - self.tell()])
         if self.tell() == self._most_bytes:
-            raise _Full
+            raise _EnoughBytes
         return size
 
 
@@ -279,9 +280,9 @@ class _Reader(io.RawIOBase):
 
 
 class _Writer(BeamBlobWriter):
-    """A writer with the return values of a Python stream, which tries once to finish its object."""
+    """A writer with the return values of a Python stream, which makes one attempt to complete its object."""
 
-    _closed = False  # a class attribute, because an object whose `__init__` failed is collected too
+    _closed = False  # a class attribute: the garbage collector also closes an object whose `__init__` failed
 
     def write(self, data: Any) -> int:
         # Google's writer returns the position in the object, which `BufferedWriter` rejects.
@@ -293,7 +294,7 @@ class _Writer(BeamBlobWriter):
         return self._closed
 
     def close(self) -> None:
-        # Google's writer stays open after a failure, and tries again for minutes when it is collected.
+        # Google's writer stays open after a failure, and retries for minutes when it is garbage-collected.
         if not self._closed:
             self._closed = True
             super().close()

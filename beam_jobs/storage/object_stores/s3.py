@@ -22,10 +22,10 @@ from beam_jobs.storage.object_stores.store import ListedObject, SortedStore, alr
 _READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
 _WRITE_BYTES = 1 << 17
 _PART_BYTES = 16 << 20  # S3 allows 10,000 parts, so objects of up to 160 GiB
-_BODY_ATTEMPTS = 3  # for an incomplete body: the client retries only until the body begins
+_BODY_ATTEMPTS = 3  # to read a body that is incomplete: the client retries only until the body begins
 
 _stores_lock = threading.Lock()
-_stores: list[tuple[Any, S3Store]] = []  # at most one: options of the pipeline and their store
+_stores: list[tuple[Any, S3Store]] = []  # at most one item: options of the pipeline and their store
 
 
 def store(options: Any) -> S3Store:
@@ -46,10 +46,10 @@ def store(options: Any) -> S3Store:
 
 
 class S3Store(SortedStore):
-    """S3 with Beam's client for it; slow operations of Beam use its boto3 client directly."""
+    """S3 with Beam's client for it; operations that Beam makes slow use the boto3 client directly."""
 
     def __init__(self, client: Client) -> None:
-        """Takes a client that is not used for reading, because it stores the position of a read."""
+        """Stores a client; streams read with copies of it, because a client stores the position of a read."""
         self._client = client
         self._boto = client.client  # thread-safe
         self._s3io = s3io.S3IO(client=client)
@@ -95,25 +95,25 @@ class S3Store(SortedStore):
 
     def describe(self, path: str) -> ListedObject:
         """See `Store`."""
-        found = self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path)))
-        return ListedObject(path, found.size, int(found.last_modified.timestamp() * 1e9), found.etag or "")
+        item = self._client.get_object_metadata(GetRequest(*s3io.parse_s3_path(path)))
+        return ListedObject(path, item.size, int(item.last_modified.timestamp() * 1e9), item.etag or "")
 
     def delete(self, path: str) -> None:
         """See `Store`."""
-        _raise_first(self._s3io.delete_paths([path]).values())
+        _raise_first_error(self._s3io.delete_paths([path]).values())
 
     def rename(self, path: str, target: str) -> None:
         """See `Store`."""
-        _raise_first(error for _, _, error in self._s3io.rename_files([(path, target)]))
+        _raise_first_error(error for _, _, error in self._s3io.rename_files([(path, target)]))
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ListedObject]]:
         """See `SortedStore`."""
-        bucket, start = s3io.parse_s3_path(prefix, object_optional=True)
-        options = {"StartAfter": start + after} if after else {}
-        for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start, **options):
+        bucket, key_prefix = s3io.parse_s3_path(prefix, object_optional=True)
+        options = {"StartAfter": key_prefix + after} if after else {}
+        for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key_prefix, **options):
             yield [
                 ListedObject(
-                    item["Key"].removeprefix(start),
+                    item["Key"].removeprefix(key_prefix),
                     item["Size"],
                     int(item["LastModified"].timestamp() * 1e9),
                     item.get("ETag", ""),
@@ -127,8 +127,8 @@ class S3Store(SortedStore):
         except ValueError as error:
             raise invalid_path(path, error) from error
         try:
-            answer = self._boto.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
-            return answer["Body"].read()
+            response = self._boto.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
+            return response["Body"].read()
         except ClientError as error:
             if http_status(error) == 416:  # the object ends before the range begins
                 return b""
@@ -157,7 +157,7 @@ class _Upload(Uploader):
             self._send()
 
     def finish(self) -> None:
-        if self._finished:  # Beam's stream calls it again when it is collected after a failure
+        if self._finished:  # Beam's stream calls this again when it is garbage-collected after a failure
             return
         self._finished = True
         if not self._upload_id:
@@ -173,12 +173,12 @@ class _Upload(Uploader):
         if not self._upload_id:
             self._upload_id = self._boto.create_multipart_upload(**self._address)["UploadId"]
         part = {**self._address, "UploadId": self._upload_id, "PartNumber": len(self._parts) + 1}
-        answer = self._boto.upload_part(**part, Body=bytes(self._buffer))
-        self._parts.append({"ETag": answer["ETag"], "PartNumber": part["PartNumber"]})
+        response = self._boto.upload_part(**part, Body=bytes(self._buffer))
+        self._parts.append({"ETag": response["ETag"], "PartNumber": part["PartNumber"]})
         self._buffer.clear()
 
 
-def _raise_first(errors: Any) -> None:
+def _raise_first_error(errors: Any) -> None:
     for error in errors:
         if error is not None:
             raise error

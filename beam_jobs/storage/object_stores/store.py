@@ -1,4 +1,4 @@
-"""Base class of the object stores, with Beam's filesystem for the scheme; errors of clients become `OSError`."""
+"""Base class of the object stores, which uses a filesystem of Beam; errors of clients become `OSError`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ListedObject(NamedTuple):
       path: path relative to the prefix of the listing, or full path.
       bytes: size.
       mtime_ns: modification time, in ns.
-      checksum: text of the store that differs for other content, and may differ for equal content; else empty.
-      crc32c: checksum of the content; None where the store knows none.
+      checksum: text of the store that differs for other content, and may differ for equal content; empty without one.
+      crc32c: checksum of the content; None if the store has none.
     """
 
     path: str
@@ -49,22 +49,22 @@ class Store:
     """An object store. Objects are never decompressed by their names.
 
     Attributes:
-      has_crc32c: whether the store knows the crc32c of its objects.
+      has_crc32c: whether the store has the crc32c of its objects.
     """
 
     has_crc32c = False
 
-    def __init__(self, system: Any) -> None:
-        """Takes a `FileSystem` of Beam."""
-        self._system = system
+    def __init__(self, filesystem: Any) -> None:
+        """Stores a `FileSystem` of Beam."""
+        self._filesystem = filesystem
 
     def open(self, path: str) -> BinaryIO:
         """Opens an object for reading; the stream is seekable."""
-        return self._system.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+        return self._filesystem.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
     def create(self, path: str) -> BinaryIO:
         """Opens an object for writing; the object exists after the stream is closed."""
-        return self._system.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+        return self._filesystem.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
     def write(self, path: str, data: bytes) -> None:
         """Writes an object, and replaces an existing one when it is complete."""
@@ -84,30 +84,30 @@ class Store:
             return stream.read(length)
 
     def read_start(self, path: str, most_bytes: int) -> bytes:
-        """Returns the first `most_bytes` bytes of an object; in one request where the store can."""
-        size = self.describe(path).bytes  # streams allocate what they are asked for
+        """Returns the first `most_bytes` bytes of an object, in one request if the store supports it."""
+        size = self.describe(path).bytes  # a stream allocates all bytes that are requested
         return self.read_range(path, 0, min(most_bytes, size))
 
     def exists(self, path: str) -> bool:
         """Returns whether an object exists."""
-        return self._system.exists(path)
+        return self._filesystem.exists(path)
 
     def describe(self, path: str) -> ListedObject:
-        """Returns what a listing says of one object, with its full path."""
-        found = self._system.metadata(path)
-        return ListedObject(path, found.size_in_bytes, int(found.last_updated_in_seconds * 1e9))
+        """Returns the metadata of an object, with its full path."""
+        metadata = self._filesystem.metadata(path)
+        return ListedObject(path, metadata.size_in_bytes, int(metadata.last_updated_in_seconds * 1e9))
 
     def delete(self, path: str) -> None:
         """Deletes an object, or all objects below a path that ends in a slash."""
-        self._system.delete([path])
+        self._filesystem.delete([path])
 
     def rename(self, path: str, target: str) -> None:
         """Renames an object, and replaces an existing one."""
-        self._system.rename([path], [target])
+        self._filesystem.rename([path], [target])
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
         """Yields every object whose path begins with the prefix, in the order of the store; one page is in memory."""
-        if self._system.has_dirs():
+        if self._filesystem.has_dirs():
             raise OSError("this filesystem cannot list the files below a folder; use a table of paths as the source")
         listings: list[Iterable[Any]] = []
 
@@ -116,11 +116,11 @@ class Store:
             return ()
 
         # `match` returns the complete listing in memory; it passes an iterator over the pages to `match_files`.
-        system = copy.copy(self._system)
-        system.match_files = match_files
-        system.match([f"{prefix}**"])
+        filesystem = copy.copy(self._filesystem)
+        filesystem.match_files = match_files
+        filesystem.match([f"{prefix}**"])
         for entry in itertools.chain.from_iterable(listings):
-            # The store lists by the text before the first wildcard, which may be shorter than the prefix.
+            # The store lists by the text before the first wildcard, which may also be in the prefix.
             if entry.path.startswith(prefix):
                 name = entry.path.removeprefix(prefix)
                 yield ListedObject(name, entry.size_in_bytes, int(entry.last_updated_in_seconds * 1e9))
@@ -141,8 +141,8 @@ class SortedStore(Store, abc.ABC):
 _BUFFER_BYTES = 1 << 17
 _LONGEST_TEXT = 300
 _REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # prefix of every message of Google's client
-_NO_MESSAGE = "unknown error"  # its message for an answer without one
-_ONLY_STATUS = "('Request failed with status code'"  # its message for a refused upload
+_NO_MESSAGE = "unknown error"  # message of that client for an answer without a message
+_ONLY_STATUS = "('Request failed with status code'"  # prefix of its message for a refused upload
 
 
 @contextlib.contextmanager
@@ -173,12 +173,12 @@ def _os_error(error: Any, path: str) -> OSError:
     error = getattr(error, "cause", None) or error  # the text of a `RetryError` is only its duration
     status = http_status(error)
     number = errno.ENOENT if status == 404 else getattr(error, "errno", None) or errno.EIO
-    return OSError(number, _text(error, status), path)
+    return OSError(number, _error_text(error, status), path)
 
 
-def _text(error: Any, status: int) -> str:
+def _error_text(error: Any, status: int) -> str:
     message = getattr(error, "message", "")
-    if not message and not hasattr(getattr(error, "response", None), "status_code"):  # whose text lists its arguments
+    if not message and not hasattr(getattr(error, "response", None), "status_code"):  # else the text is only arguments
         message = error
     lines = str(message).strip().splitlines()
     text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""

@@ -4,16 +4,16 @@
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   root.classList.add("js");
 
-  // Light and dark: what the system says, until the reader says otherwise.
+  // Light or dark theme: that of the operating system, unless the reader has selected one.
   const THEME = "feedline-theme";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const themeSwitch = document.querySelector("[data-theme-switch]");
-  const remembered = (value) => {
+  const storedTheme = (value) => {
     try {
       if (value) localStorage.setItem(THEME, value);
       return localStorage.getItem(THEME);
     } catch {
-      return null; // files opened from disk may have no storage
+      return null; // pages opened from disk may have no storage
     }
   };
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
@@ -22,21 +22,21 @@
     themeSwitch.setAttribute("aria-pressed", String(isDark()));
     themeSwitch.setAttribute("aria-label", isDark() ? "Switch to light" : "Switch to dark");
   };
-  if (["light", "dark"].includes(remembered())) root.dataset.theme = remembered();
+  if (["light", "dark"].includes(storedTheme())) root.dataset.theme = storedTheme();
   themeSwitch.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    remembered(root.dataset.theme);
+    storedTheme(root.dataset.theme);
     showTheme();
   });
   dark.addEventListener("change", showTheme);
   showTheme();
 
-  // Hashes are shown short; a press copies the whole.
+  // Hashes are shortened; a click copies the complete hash.
   const copy = async (text) => {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      const field = document.body.appendChild(document.createElement("textarea")); // without TLS, or not permitted
+      const field = document.body.appendChild(document.createElement("textarea")); // without TLS or permission
       field.value = text;
       field.select();
       document.execCommand("copy");
@@ -52,7 +52,7 @@
     });
   }
 
-  // Tables sort by the column whose heading is pressed; numbers first by what is largest.
+  // A click on a heading sorts the table by this column; numbers are first sorted in descending order.
   const cellValue = (row, column) => {
     const cell = row.cells[column];
     return cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
@@ -75,34 +75,34 @@
     button.addEventListener("click", () => sortBy(button.closest("table"), button.closest("th")));
   }
 
-  // Filters: an item stays when every control agrees; a group stays when one of its items does.
+  // Filters: an item is visible if it matches every control; a group is visible if one of its items is.
   for (const section of all("[data-filter]")) {
     const controls = all("[data-by]", section);
     const items = all("[data-item]", section);
     const groups = all("[data-group]", section);
     const count = section.querySelector("[data-count]");
     const none = section.querySelector("[data-none]");
-    const agrees = (item, control) =>
+    const matches = (item, control) =>
       control.value === "" ||
       (control.type === "search"
         ? item.dataset.search.includes(control.value.trim().toLowerCase())
         : item.dataset[control.dataset.by] === control.value);
     const apply = () => {
-      let left = 0;
+      let visible = 0;
       for (const item of items) {
-        item.hidden = !controls.every((control) => agrees(item, control));
-        left += item.hidden ? 0 : 1;
+        item.hidden = !controls.every((control) => matches(item, control));
+        visible += item.hidden ? 0 : 1;
       }
       for (const group of groups) group.hidden = !group.querySelector("[data-item]:not([hidden])");
-      count.textContent = left === items.length ? "" : `${left} of ${items.length}`;
-      none.hidden = left > 0;
+      count.textContent = visible === items.length ? "" : `${visible} of ${items.length}`;
+      none.hidden = visible > 0;
     };
-    if (!count) continue; // a section without anything to filter
+    if (!count) continue; // the section has no items to filter
     for (const control of controls) control.addEventListener("input", apply);
-    apply(); // a reloaded page keeps what was typed
+    apply(); // after a reload, the browser restores the values of the controls
   }
 
-  // The large picture. Its facts are copied as nodes, never as markup.
+  // The enlarged picture. Its facts are copied as nodes, never as markup.
   const viewer = document.getElementById("viewer");
   const picture = viewer.querySelector("[data-picture]");
   const facts = viewer.querySelector("[data-facts]");
@@ -135,19 +135,19 @@
     if (event.target === viewer || set) viewer.close();
     if (!set) return;
     event.preventDefault();
-    const target = document.getElementById(set.hash.slice(1)) || document.getElementById("duplicates"); // not all are shown
+    const target = document.getElementById(set.hash.slice(1)) || document.getElementById("duplicates"); // not all sets are shown
     target.scrollIntoView();
     target.tabIndex = -1;
     target.focus({ preventScroll: true });
   });
-  // Of the document, because a link among the facts that had the focus is replaced with them.
+  // The document listens, because a link in the facts may have the focus, and is removed when the facts change.
   document.addEventListener("keydown", (event) => {
     if (viewer.open && event.key === "ArrowLeft") step(-1);
     if (viewer.open && event.key === "ArrowRight") step(1);
   });
   viewer.addEventListener("close", () => shown && shown.focus());
 
-  // The section in view, in the list of sections.
+  // Marks the visible section in the list of sections.
   const links = new Map(all("nav a").map((link) => [link.hash.slice(1), link]));
   const watcher = new IntersectionObserver(
     (entries) => {

@@ -78,7 +78,7 @@ def load_tensorflow(tmp_path):
 def probe_airflow(tmp_path):
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\n")
     # It was asked, in this very environment.
-    check = next(iter(orchestrators._installation(str(tmp_path / "airflow"), str(tmp_path))))
+    check = next(iter(orchestrators._installation_checks(str(tmp_path / "airflow"), str(tmp_path))))
     assert check.ok or "No module named 'airflow" in check.detail
 
 

@@ -51,7 +51,7 @@ def test_a_setting_of_a_section_is_named_with_its_keys():
 
 
 def test_options_are_given_by_name():
-    with pytest.raises(TypeError, match="by name"):
+    with pytest.raises(TypeError, match="as keyword arguments"):
         IngestOptions("photos", "dataset")
     with pytest.raises(OptionError, match="there is no setting 'shard_mbs'; did you mean shard_mb?"):
         IngestOptions(source="photos", out="dataset", shard_mbs=1.0)

@@ -69,5 +69,5 @@ def test_counts_have_their_noun():
 
 
 def test_of_many_names_the_first_are_told():
-    assert strings.listed(["cat", "dog"]) == "2: cat, dog"
-    assert strings.listed([str(number) for number in range(1200)], most=2) == "1,200: 0, 1 and 1,198 more"
+    assert strings.name_list(["cat", "dog"]) == "2: cat, dog"
+    assert strings.name_list([str(number) for number in range(1200)], most=2) == "1,200: 0, 1 and 1,198 more"

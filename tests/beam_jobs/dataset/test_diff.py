@@ -200,7 +200,7 @@ def test_columns_in_many_pieces_are_one_column(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.drop(["sha256"]), "has no column sha256"),
+        (lambda table: table.drop(["sha256"]), "columns are missing: sha256"),
         (lambda table: table.set_column(9, "height", pa.array(["x"] * len(table))), "cannot be read: .*'x'"),
     ],
 )

@@ -69,8 +69,8 @@ QUIET = replace(SOUND, remarks=Remarks())
     ("classes", "warnings"),
     [
         ({"cat": 1, "kätzchen": 2}, ()),
-        ({"cat": 1, "kätzchen": 0}, ("split eval holds no image of 1 class: kätzchen",)),
-        ({}, ("split eval holds no image of 2 classes: cat, kätzchen",)),
+        ({"cat": 1, "kätzchen": 0}, ("split eval has no image of 1 class: kätzchen",)),
+        ({}, ("split eval has no image of 2 classes: cat, kätzchen",)),
     ],
 )
 def test_classes_without_an_image_for_evaluation_are_a_warning(classes, warnings):
@@ -83,8 +83,8 @@ def test_classes_that_the_first_split_lacks_are_no_warning_and_of_many_some_are_
     empty = replace(SOUND.splits["eval"], classes={})
     many = replace(QUIET, labels=labels, splits={"train": empty, "eval": empty, "test": empty})
     assert [line.partition(":")[0] for line in many.warnings] == [
-        "split eval holds no image of 30 classes",
-        "split test holds no image of 30 classes",
+        "split eval has no image of 30 classes",
+        "split test has no image of 30 classes",
     ]
     assert many.warnings[0].endswith(": 00, 01, 02, 03, 04, 05, 06, 07 and 22 more")
 
@@ -166,11 +166,11 @@ DAMAGED = {
     "not utf-8": (b"\xff\xfe{}\x80", "codec can't decode|Expecting"),
     "deep": (b"[" * 100_000, "its JSON is nested more than 64 deep"),
     "a list": (b"[]", "indices must be"),
-    "another version": (changed(format_version=3), "its format version is 3, this release reads 1 and 2"),
+    "another version": (changed(format_version=3), "its format version is 3; this release reads 1 and 2"),
     "no images": (without("images"), "it lacks 'images'"),
     "an image table in format 1": (changed(format_version=1), "images"),
     "rows that are text": (changed(images=[{**vars(PART), "rows": "x"}]), "part-train-00000.parquet.rows is 'x'"),
-    "hashes that are numbers": (changed(images=[{**vars(PART), "order_hashes": [1, 2]}]), "must be null or two texts"),
+    "hashes that are numbers": (changed(images=[{**vars(PART), "order_hashes": [1, 2]}]), "null or two strings"),
     "a part that climbs": (changed(images=[{**vars(PART), "name": "../x"}]), "the file name '../x' is not allowed"),
     "no splits": (without("splits"), "splits"),
     "no channels": (without("channels"), "it lacks 'channels'"),  # null says that there are none
@@ -183,8 +183,8 @@ DAMAGED = {
     "a shard that climbs": (named("a", "../../c.tfrecord"), "the file name '../../c.tfrecord' is not allowed"),
     "a shard without a name": (named("a", ".."), "the file name '..' is not allowed"),
     "a table that climbs": (replace(SOUND, tables={"../x": "e" * 64}).to_json(), "'../x' is not allowed"),
-    "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum is not that of its content"),
-    "another label": (changed(labels=["cat", "dog"]), f"its digest is {SOUND.digest}, its content gives "),
+    "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum does not match its content"),
+    "another label": (changed(labels=["cat", "dog"]), f"its digest is {SOUND.digest}, but its content has the digest "),
 }
 
 

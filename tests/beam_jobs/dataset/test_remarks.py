@@ -64,7 +64,7 @@ def test_a_column_of_a_table_may_name_classes_like_splits(tmp_path):
 )
 def test_classes_that_look_alike_are_named(tmp_path, classes, shown):
     (found,) = warnings(tmp_path, classes)
-    assert found.startswith(f"classes of one name in another spelling: {shown}; each is a separate class")
+    assert found.startswith(f"names that differ only in case or Unicode form: {shown}; each is a separate class")
 
 
 def test_names_of_several_labels_are_compared_too(tmp_path):

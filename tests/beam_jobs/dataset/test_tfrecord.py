@@ -61,7 +61,7 @@ def test_a_length_over_the_limit_is_not_believed_even_with_a_right_checksum():
     [
         (1, "^x.tfrecord has a corrupt length at offset 1;"),
         (60, "^x.tfrecord ends inside the record at offset 60: 11 of 12 header bytes$"),
-        (END, "^x.tfrecord ends before offset 71; the manifest names a record there$"),
+        (END, "^x.tfrecord ends before offset 71; the image table lists a record there$"),
     ],
 )
 def test_no_record_is_read_where_none_starts(offset, message):

@@ -52,13 +52,13 @@ def test_a_record_agrees_with_its_row_where_it_holds_the_nearest_float32(cells, 
 @pytest.mark.parametrize(
     ("cells", "values", "message"),
     [
-        ("{}", {"extra/a": [7]}, "it has [] for 'extra/a', the record [7]"),
-        ('{"a": 7}', {}, "it has [7] for 'extra/a', the record []"),
-        ('{"a": 7}', {"extra/a": [7.0]}, "it has [7] for 'extra/a', the record [7.0]"),
-        ('{"a": 0.5}', {"extra/a": [0.25]}, "it has [0.5] for 'extra/a', the record [0.25]"),
-        (None, {}, "it has None for user columns, which no ingest writes"),
-        ("[1]", {}, "it has '[1]' for user columns, which no ingest writes"),
-        ('{"a": [null]}', {}, "it has '{\"a\": [null]}' for user columns, which no ingest writes"),
+        ("{}", {"extra/a": [7]}, "it has [] for 'extra/a', the record has [7]"),
+        ('{"a": 7}', {}, "it has [7] for 'extra/a', the record has []"),
+        ('{"a": 7}', {"extra/a": [7.0]}, "it has [7] for 'extra/a', the record has [7.0]"),
+        ('{"a": 0.5}', {"extra/a": [0.25]}, "it has [0.5] for 'extra/a', the record has [0.25]"),
+        (None, {}, "its user columns are None, which no ingest writes"),
+        ("[1]", {}, "its user columns are '[1]', which no ingest writes"),
+        ('{"a": [null]}', {}, "its user columns are '{\"a\": [null]}', which no ingest writes"),
     ],
 )
 def test_a_record_that_differs_from_its_row_is_named(cells, values, message):

@@ -39,7 +39,7 @@ def test_a_sound_dataset_has_no_problem(dataset):
 
 
 @pytest.mark.parametrize("position", [0, -1])
-def test_a_flipped_byte_names_its_shard(dataset, position):
+def test_the_error_for_a_flipped_byte_names_its_shard(dataset, position):
     data = (dataset / NAME).read_bytes()
     (dataset / NAME).write_bytes(flipped(data, position))
     problems = verify(str(dataset)).problems
@@ -72,9 +72,9 @@ def test_a_cut_shard_is_named_with_its_sizes_and_images_beyond_its_end_are_count
     size = offsets[1] + 20
     (dataset / NAME).write_bytes(data[:size])
     problems = verify(str(dataset)).problems
-    assert problems[0] == f"{dataset / NAME} has {size} bytes, dataset.json says {len(data)}"
+    assert problems[0] == f"{dataset / NAME} has {size} bytes instead of {len(data)} as in dataset.json"
     assert any(problem.startswith(f"{dataset / NAME} ends inside the record at offset ") for problem in problems)
-    ends = f"{dataset / NAME} ends before {len(offsets) - 2} more records that the image table has for it"
+    ends = f"{dataset / NAME} ends before the last {len(offsets) - 2} of its records in the image table"
     assert problems[-1] == ends
 
 
@@ -112,7 +112,7 @@ def test_a_shard_cut_between_records_has_too_few(dataset):
         offsets = [offset for offset, _ in tfrecord.read_records(stream, "x")]
     (dataset / NAME).write_bytes((dataset / NAME).read_bytes()[: offsets[-1]])
     count = len(offsets)
-    short = f"{dataset / NAME} holds {count - 1} records, dataset.json says {count}"
+    short = f"{dataset / NAME} has {count - 1} records instead of {count} as in dataset.json"
     assert short in verify(str(dataset)).problems
 
 
@@ -172,7 +172,7 @@ def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dat
     (problem,) = verify(str(dataset)).problems
     size = path.stat().st_size
     assert problem == (
-        f"{path} cannot be read: its {size} bytes unpack to more than {(256 << 20) + 100 * size}; it is refused; "
+        f"{path} cannot be read: its {size} bytes unpack to more than the limit of {(256 << 20) + 100 * size}; "
         "write the dataset again"
     )
 
@@ -214,11 +214,11 @@ def test_edited_counts_order_hashes_and_rows_of_the_image_table_are_named(datase
 
     edit_manifest(dataset, edit)
     assert verify(str(dataset)).problems == [
-        "dataset.json counts 23 images written, its shards hold 24",
-        "the image table has 16 rows, dataset.json counts 23 images written or dropped",
-        "dataset.json counts 24 images found, which is not written + rejected + dropped",
-        f"{path} has 9 rows, dataset.json says 1",
-        f"{path} has other keys than dataset.json says",
+        "dataset.json has 23 written images, its shards have 24",
+        "the image table has 16 rows, dataset.json has 23 written or dropped images",
+        "dataset.json has 24 found images, which is not written + rejected + dropped",
+        f"{path} has 9 rows instead of 1 as in dataset.json",
+        f"{path} has keys that do not match order_hashes in dataset.json",
     ]
 
 
@@ -227,7 +227,7 @@ def test_an_edited_class_histogram_is_named(dataset):
         values["splits"]["eval"]["classes"] = {"china": 1, "flower": 99}
 
     edit_manifest(dataset, edit)
-    assert verify(str(dataset)).problems == ["eval: the class histogram of dataset.json is not that of its records"]
+    assert verify(str(dataset)).problems == ["eval: the class histogram in dataset.json does not match the records"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_bytes_of_the_manifest_that_say_nothing_must_be_as_they_were_written(dat
     data = path.read_bytes()
     path.write_bytes(edit(data))
     where = where.format(size=len(data), less=len(data) - 1)
-    said = f"{path} has changed since it was published: {where} it differs from what Feedline writes"
+    said = f"{path} has changed since it was published: it differs from the output of Feedline {where}"
     assert verify(str(dataset)).problems == [said]
 
 
@@ -260,7 +260,7 @@ WRONG_RECORDS = {
     "label": (set_value(record.LABEL, 77), "label 77 is not"),
     "text": (set_value(record.TEXT, b"dog"), r"label \d is not 'dog'"),
     "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' does not have the sha256"),
-    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says"),
+    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels instead of \d+x\d+ as in its record"),
     "image": (set_image(jpeg()[:-50]), "'.*' cannot be decoded: "),
     "bomb": (set_image(forged_png(30_000)), "'.*' cannot be decoded: 30000x30000 pixels; max_side_px is 178956970"),
     "no image": (lambda feature: feature.pop(record.ENCODED), "not a record of this format: KeyError"),
@@ -287,7 +287,7 @@ def test_an_image_that_breaks_its_decoder_is_named_and_the_others_are_read(datas
     with broken_decoders(tmp_path):
         found = verify(str(dataset))
     (problem,) = (line for line in found.problems if "cannot be decoded" in line)
-    assert problem.endswith("cannot be decoded: the decoder broke down: SIGSEGV, 3 times")
+    assert problem.endswith("cannot be decoded: the decoder failed: SIGSEGV, 3 times")
     assert found.records == manifest.load(str(dataset)).counts.written
 
 

@@ -43,7 +43,7 @@ WRONG_ANNOTATIONS = {
     "mask of another size": (
         "rich",
         set_value(record.MASK, SMALL_MASK),
-        "a mask of '.*' has 40x30 pixels, its image 80x60",
+        "a mask of '.*' has 40x30 pixels, its image has 80x60",
     ),
     "damaged mask": ("rich", set_value(record.MASK, SMALL_MASK[:-20]), "'.*' cannot be decoded: "),
     "object beyond the classes": ("objects", set_value(OBJECT_LABEL, 2), "label 2 is not 'cat'"),
@@ -51,7 +51,7 @@ WRONG_ANNOTATIONS = {
     "too few pixels": (
         "raw",
         set_value(record.HEIGHT, 17),
-        r"'.*' has 768 bytes of pixels, its record says 16x17 pixels of 3 bytes",
+        r"'.*' has 768 bytes of pixels, not 16x17 pixels of 3 bytes as in its record",
     ),
 }
 
@@ -67,4 +67,4 @@ def test_a_wrong_annotation_is_named_even_when_every_checksum_is_right(copy_of, 
 def test_a_histogram_of_several_classes_an_image_is_compared_too(copy_of):
     dataset = copy_of("rich")
     edit_manifest(dataset, lambda values: values["splits"]["all"]["classes"].update(dog=9))
-    assert verify(str(dataset)).problems == ["all: the class histogram of dataset.json is not that of its records"]
+    assert verify(str(dataset)).problems == ["all: the class histogram in dataset.json does not match the records"]

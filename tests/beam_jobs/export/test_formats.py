@@ -261,5 +261,5 @@ def test_raw_pixels_of_another_size_are_damage():
     values = {record.FILENAME: [b"a/x.jpg"], record.FORMAT: [b"raw"], record.ENCODED: [b"pixels"]}
     sample = Sample(b"", "x offset 0")
     sample.values = {**values, record.HEIGHT: [1 << 31], record.WIDTH: [1 << 31]}
-    with pytest.raises(CorruptDataset, match="'a/x.jpg' has 6 bytes of pixels, its record says 2147483648x2147483648"):
+    with pytest.raises(CorruptDataset, match="'a/x.jpg' has 6 bytes of pixels, its record has 2147483648x2147483648"):
         _ = sample.image

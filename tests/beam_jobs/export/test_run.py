@@ -140,7 +140,7 @@ def test_a_shard_that_lost_records_is_noticed(dataset, tmp_path):
     shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
     first = int.from_bytes(shard.read_bytes()[:8], "little") + 16
     shard.write_bytes(shard.read_bytes()[:first])
-    with pytest.raises(CorruptDataset, match=r"holds 1 records, dataset.json says \d+"):
+    with pytest.raises(CorruptDataset, match=r"has 1 records, dataset.json has \d+"):
         run(dataset, "webdataset", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

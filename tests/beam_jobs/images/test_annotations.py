@@ -64,9 +64,9 @@ def test_annotations_of_the_size_of_the_image_are_good(segmentation, size):
 
 
 def test_annotations_of_another_image_are_refused_with_both_sizes():
-    message = "the annotations are of an image of 80x60 pixels; this one has "
+    message = "the annotations are for an image of 80x60 pixels; this image has "
     assert fault(said(), 60, 81) == f"{message}81x60"
-    assert fault(said(), WIDTH, HEIGHT) == f"{message}60x80 (it is turned by its EXIF orientation)"
+    assert fault(said(), WIDTH, HEIGHT) == f"{message}60x80 (its EXIF orientation rotates it)"
 
 
 @pytest.mark.parametrize("bbox", [(-1, -1, 81, 61), (0.1, 0.1, 0.11, 0.11)])
@@ -80,10 +80,10 @@ def test_a_box_may_leave_the_image_by_a_pixel(bbox):
         ((10, 10, 10, 20), "the box from (10, 10) to (10, 20) has no area"),
         ((10, 20, 20, 20), "the box from (10, 20) to (20, 20) has no area"),
         ((math.nan, 0, 1, 1), "the box from (nan, 0) to (1, 1) is not finite"),
-        ((-1.5, 0, 9, 9), "the box from (-1.5, 0) to (9, 9) leaves the image of 80x60 pixels by 1.5; 1 is allowed"),
-        ((0, -2, 9, 9), "the box from (0, -2) to (9, 9) leaves the image of 80x60 pixels by 2; 1 is allowed"),
-        ((0, 0, 82, 9), "the box from (0, 0) to (82, 9) leaves the image of 80x60 pixels by 2; 1 is allowed"),
-        ((0, 0, 9, 161), "the box from (0, 0) to (9, 161) leaves the image of 80x60 pixels by 101; 1 is allowed"),
+        ((-1.5, 0, 9, 9), "the box from (-1.5, 0) to (9, 9) exceeds the image of 80x60 pixels by 1.5; 1 is allowed"),
+        ((0, -2, 9, 9), "the box from (0, -2) to (9, 9) exceeds the image of 80x60 pixels by 2; 1 is allowed"),
+        ((0, 0, 82, 9), "the box from (0, 0) to (82, 9) exceeds the image of 80x60 pixels by 2; 1 is allowed"),
+        ((0, 0, 9, 161), "the box from (0, 0) to (9, 161) exceeds the image of 80x60 pixels by 101; 1 is allowed"),
         ((0, -1, 9, 0), "the box from (0, -1) to (9, 0) has no area inside the image of 80x60 pixels"),
         ((5, 5, 5 + 1e-5, 9), "the box from (5, 5) to (5.00001, 9) has no area inside the image of 80x60 pixels"),
     ],
@@ -123,7 +123,7 @@ RUNS = compressed(BLOB)
         ),
         ({"counts": [10, -10, 4800], "size": [60, 80]}, "the run-length encoding has a run of -10 "),
         ({"counts": [10, 1.5], "size": [60, 80]}, "the run-length encoding cannot be read: a run of 1.5; it must be a"),
-        ({**RUNS, "counts": RUNS["counts"] + "P"}, "the run-length encoding cannot be read: it breaks off"),
+        ({**RUNS, "counts": RUNS["counts"] + "P"}, "the run-length encoding cannot be read: it ends in"),
         (
             {**RUNS, "counts": "01é"},
             "the run-length encoding cannot be read: 'é' is not allowed in a compressed string",

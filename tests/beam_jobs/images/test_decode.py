@@ -11,7 +11,7 @@ from PIL import Image
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images.decode import decode_alpha, decode_checked, decode_rgb, decode_sound_jpeg
-from beam_jobs.images.header_check import Header, gate
+from beam_jobs.images.header_check import Header, check_header
 from beam_jobs.options import ImageLimits
 from beam_jobs.rejects import RejectReason
 from tests.beam_jobs.make_hostile_images import chunk, palette, raw_png
@@ -110,7 +110,7 @@ def damaged(files: int = 1500, seed: int = 0) -> tuple[tuple[str, bytes, Header]
         scan = data.index(b"\xff\xda")
         damage(data, random, int(random.choice([2, scan, scan, len(data) - 20])))
         with contextlib.suppress(BadImage):
-            made.append((f"{kind}, {damage.__name__}", bytes(data), gate(bytes(data), LIMITS)))
+            made.append((f"{kind}, {damage.__name__}", bytes(data), check_header(bytes(data), LIMITS)))
     return tuple(made)
 
 
@@ -145,7 +145,7 @@ def pixels_compared(files: tuple[tuple[str, bytes, Header], ...], ratio: int) ->
 
 @pytest.mark.parametrize("ratio", [1, 2, 4, 8])
 def test_the_faster_decoder_gives_the_pixels_of_training_or_none(ratio):
-    whole = tuple((kind, data, gate(data, LIMITS)) for kind, data in whole_files(crop(4, 61, 83)).items())
+    whole = tuple((kind, data, check_header(data, LIMITS)) for kind, data in whole_files(crop(4, 61, 83)).items())
     assert pixels_compared(whole, ratio).keys() == {
         kind for kind in KINDS if "progressive" not in kind and kind != "cmyk"
     }

@@ -40,7 +40,7 @@ SMALLER = [
     ("PNG: alpha of 16 bits", "resize"),
     ("PNG: APNG of 3 frames", "raw"),
     ("GIF: transparency", "resize"),
-    ("BMP: runs (RLE8)", "raw"),
+    ("BMP: run-length (RLE8)", "raw"),
     ("TIFF: LAB", "resize"),
     ("TIFF: grey of 12 bits", "raw"),
     ("TIFF: EXIF orientation 6", "resize"),

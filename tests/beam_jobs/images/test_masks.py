@@ -9,7 +9,7 @@ from PIL import Image
 
 from beam_jobs.errors import BadImage
 from beam_jobs.images import annotations
-from beam_jobs.images.annotations import encode_mask, move_mask
+from beam_jobs.images.annotations import encode_mask, transform_mask
 from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.make_hostile_images import raw_png
@@ -164,7 +164,7 @@ def test_transparent_pixels_have_no_class(mode):
 def test_every_pixel_comes_from_the_nearest_one_of_the_source(policy, size):
     plan = geometry(PixelOptions(policy=policy, side_px=31), *size)
     rows, columns = (part.astype(np.uint8) for part in np.indices(size))
-    moved = move_mask(rows, plan), move_mask(columns, plan)
+    moved = transform_mask(rows, plan), transform_mask(columns, plan)
     for axis, start in enumerate((plan.top, plan.left)):
         assert moved[axis].shape == plan.stored
         chosen = np.moveaxis(moved[axis], axis, 0)
@@ -204,9 +204,9 @@ def test_declared_classes_and_what_is_to_be_ignored_are_kept(classes, ignore, va
 @pytest.mark.parametrize(
     ("ignore", "values", "detail"),
     [
-        (-1, (0, 3), "holds 3; mask_classes 2 allows 0 to 1"),
-        (255, range(20), "holds 2, 3, 4, 5, 6, 7, 8, 9, ...; mask_classes 2 allows 0 to 1"),
-        (-1, (0, 255), f"holds 255; mask_classes 2 allows 0 to 1; {annotations.BINARY_OR_IGNORED}"),
+        (-1, (0, 3), "contains 3; mask_classes 2 allows 0 to 1"),
+        (255, range(20), "contains 2, 3, 4, 5, 6, 7, 8, 9, ...; mask_classes 2 allows 0 to 1"),
+        (-1, (0, 255), f"contains 255; mask_classes 2 allows 0 to 1; {annotations.BINARY_OR_IGNORED}"),
     ],
 )
 def test_values_that_are_no_declared_class_are_refused(ignore, values, detail):

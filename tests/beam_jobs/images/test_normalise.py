@@ -15,11 +15,11 @@ ALPHA = (np.arange(4800).reshape(60, 80) * 7 % 256).astype(np.uint8)
 
 
 def reasons(data: bytes) -> tuple[str, ...]:
-    return normalise.reasons(data, read_header(data))
+    return normalise.conversion_reasons(data, read_header(data))
 
 
 def plain(data: bytes) -> np.ndarray:
-    return normalise.plain_pixels(data, read_header(data))
+    return normalise.decode_converted(data, read_header(data))
 
 
 def test_whether_a_png_is_opaque_is_looked_up_in_its_pixels():
@@ -59,7 +59,7 @@ def test_a_damaged_file_is_a_bad_image(kind):
     data = encode(PIXELS, kind, **({"lossless": True} if kind == "WEBP" else {}))
     header = read_header(data)
     with pytest.raises(BadImage, match=f"^undecodable: {kind.lower()}: "):
-        normalise.plain_pixels(data[: len(data) // 2], header)
+        normalise.decode_converted(data[: len(data) // 2], header)
 
 
 def test_quality_and_subsampling_are_what_was_asked_for():

@@ -7,7 +7,7 @@ from PIL import Image
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.header_check import Header, read_header
-from beam_jobs.images.normalise import Geometry, geometry, reasons
+from beam_jobs.images.normalise import Geometry, conversion_reasons, geometry
 from beam_jobs.options import PixelOptions
 from tests.beam_jobs.make_hostile_images import oriented
 from tests.make_images import crop, encode, photograph
@@ -22,7 +22,7 @@ def plan_for(data: bytes, side: int, policy: str = "resize", fit: str = "short")
 
 def resized(data: bytes, plan: Geometry) -> np.ndarray:
     header = read_header(data)
-    return normalise.resized_pixels(data, header, reasons(data, header), plan)
+    return normalise.resized_pixels(data, header, conversion_reasons(data, header), plan)
 
 
 SIDES = [(214, 1), (213, 2), (54, 4), (53, 8)]

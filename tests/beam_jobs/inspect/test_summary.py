@@ -42,7 +42,7 @@ RECORDS = [example(a=[1], b=[b"x"], c=[]), example(a=[1, 2, 3], b=[b"y"]), examp
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
-def test_a_foreign_file_is_summed_up_whatever_its_compression(tmp_path, compression):
+def test_a_file_of_another_program_is_summarised_with_any_compression(tmp_path, compression):
     path = str(tmp_path / "any.tfrecord")
     with tf.io.TFRecordWriter(path, compression) as writer:
         for payload in RECORDS:
@@ -100,7 +100,7 @@ def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
 def test_a_row_that_leads_nowhere_is_a_corrupt_dataset(dataset, change, message):
     rows = [{**row, **change} for row in image_table.read(dataset).to_pylist() if row["split"] == "train"]
     image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
-    with pytest.raises(CorruptDataset, match=rf"the image table of .* names a record at {message}; there is none"):
+    with pytest.raises(CorruptDataset, match=rf"the image table of .* lists a record at {message}, which does not"):
         find_record(str(dataset), rows[0]["key"])
 
 
@@ -279,14 +279,14 @@ def test_the_lengths_of_all_records_are_known_without_the_shards(dataset):
 def test_a_table_of_another_dataset_is_found_out(dataset):
     images = image_table.read(dataset)
     image_table.write(dataset, images.filter(pc.not_equal(images["key"], "china/000.jpg")))
-    with pytest.raises(CorruptDataset, match=r"the image table of .* is not that of dataset.json"):
+    with pytest.raises(CorruptDataset, match=r"the image table of .* does not match dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 
 
 def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
     rows = [{**row, "shard": 1 << 40} for row in image_table.read(dataset).to_pylist()]
     image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
-    with pytest.raises(CorruptDataset, match=r"the image table of .* is not that of dataset.json"):
+    with pytest.raises(CorruptDataset, match=r"the image table of .* does not match dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 
 

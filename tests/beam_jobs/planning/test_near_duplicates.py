@@ -185,7 +185,7 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
 
 def test_what_a_crowd_costs_has_a_limit_and_what_is_left_out_is_counted(monkeypatch):
     hashes = dense(3000, 27, 0.3, 4) + [flipped(~BASE & (2**64 - 1), [bit]) for bit in range(9)]
-    monkeypatch.setattr(near_duplicates, "_COMPARISONS", 10_000)
+    monkeypatch.setattr(near_duplicates, "_MAX_COMPARISONS", 10_000)
     found = near_duplicates.find(looks(hashes), 4)
     assert found.unsearched[:3000].any()
     assert not found.unsearched[3000:].any()
@@ -265,7 +265,7 @@ def test_images_that_were_left_out_before_send_nobody_away():
 
 
 def test_a_large_cluster_is_dealt_with_in_pieces(monkeypatch):
-    monkeypatch.setattr(near_duplicates, "_PIECE", 100)
+    monkeypatch.setattr(near_duplicates, "_PIECE_IMAGES", 100)
     hashes = [BASE] * 50 + dense(1000, 16)
     images = looks(hashes)
     found, none = near_duplicates.find(images, 8), np.zeros(1050, bool)

@@ -65,7 +65,7 @@ def test_the_order_of_rows_that_repeat_a_key_does_not_matter():
     ("images", "fields", "message"),
     [
         (5, {"splits": {"train": 1, "eval": 1e-9}}, "^split 'eval' would hold no image; give it a larger share in "),
-        (5, {"splits": {"train": 1, "eval": 1e-9}, "columns": TableColumns(group="owner")}, "groups are never cut, "),
+        (5, {"splits": {"train": 1, "eval": 1e-9}, "columns": TableColumns(group="owner")}, "never divided: give "),
         (0, {"splits": {"all": 1}}, "^split 'all' would hold no image"),
     ],
     ids=["a small share", "groups", "no image"],
@@ -112,7 +112,7 @@ def test_a_repeated_key_is_rejected():
 
 def test_a_split_that_repeated_keys_leave_empty_is_explained():
     rows = [(make_ref("same", uri=f"{n}.jpg"), make_facts(str(n))) for n in range(40)]
-    with pytest.raises(EmptySplit, match=r"or add images; left out for a repeated key: 39 images$"):
+    with pytest.raises(EmptySplit, match=r"or add images; rejected for a repeated key: 39 images$"):
         make_plan(examined(*rows), make_options())
 
 
@@ -131,7 +131,7 @@ def test_what_is_said_of_an_image_counts_as_bytes_of_its_shard():
     assert max(sizes) - min(sizes) < 11_000  # a record; cut by the number of images they differ by 100,000
 
 
-def test_shards_join_to_the_whole_split_and_are_balanced_by_bytes():
+def test_shards_cover_the_split_and_are_balanced_by_bytes():
     rows = [(ref, replace(facts, bytes=100 if n % 2 else 5000)) for n, (ref, facts) in enumerate(many(200))]
     split = make_plan(examined(*rows), replace(EVERYTHING, shards=4)).splits[0]
     parts = [split.shard(index) for index in range(4)]
@@ -164,7 +164,7 @@ def test_a_fork_of_a_process_that_has_imported_the_plan_makes_one_and_ends():
 def test_facts_that_cannot_be_read_are_a_fault_of_their_disk(tmp_path):
     (path,) = facts_of([examined(*many(40))], 0)
     with pytest.raises(
-        DiskError, match=rf"No files found that match the pattern .{path}.gone.*; repair that, then run"
+        DiskError, match=rf"No files found that match the pattern .{path}.gone.*; correct the cause, then run"
     ):
         plan.make_plan([path, f"{path}.gone"], EVERYTHING, str(tmp_path))
 
@@ -186,7 +186,7 @@ def test_paths_of_facts_are_no_patterns(tmp_path):
             "_REJECTED",
             "VARCHAR)",
             "; INSERT INTO rejected VALUES (0, 'a', 'a.jpg')",
-            "the plan has 40 new images, and places for 39",
+            "40 new images are planned, but 39 have rows",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_repeated_keys_and_contents_are_found_in_parts(monkeypatch):
     rows = examined(*with_copies(), *with_copies()[:40])
     options = make_options(plan_memory_mb=100, splits={"all": 1})
     whole = make_plan(rows, options)
-    monkeypatch.setattr(image_tables, "_HASHES_OF_MB", 1)  # five parts
+    monkeypatch.setattr(image_tables, "_HASHES_PER_MB", 1)  # five parts
     monkeypatch.setattr(duplicates, "_CANDIDATE_BYTES", 5_000_000)  # five parts
     assert rows_of(make_plan(rows, options)) == rows_of(whole)
     assert (len(whole.rejects), whole.clusters) == (40, 40)

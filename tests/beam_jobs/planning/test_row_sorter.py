@@ -50,7 +50,7 @@ def sort(tables: list[pa.Table], path, memory_bytes: int = 1 << 30) -> list[pa.T
 @pytest.mark.parametrize("written", ["none", "some", "all"])
 def test_rows_of_each_place_are_in_the_order_of_hash_and_key(written, tmp_path, monkeypatch):
     tables = [rows(1000, seed) for seed in range(5)]
-    monkeypatch.setattr(row_sorter, "_TAKEN_BYTES", tables[0].nbytes // 3)
+    monkeypatch.setattr(row_sorter, "_GATHER_BYTES", tables[0].nbytes // 3)
     memory = tables[0].nbytes * {"none": 21, "some": 8, "all": 1}[written]
     keys = [(name, "ascending") for name in ("place", "order_hash", "key")]
     expected = pa.concat_tables(tables).sort_by(keys)
@@ -87,13 +87,13 @@ def written_sizes(monkeypatch, path, memory_bytes: int) -> list[int]:
 
 
 def test_with_little_memory_the_file_has_few_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_sorter, "_MOST_DIVISIONS", 4)
-    monkeypatch.setattr(row_sorter, "_MOST_RANGES", 5)
+    monkeypatch.setattr(row_sorter, "_MAX_DIVISIONS", 4)
+    monkeypatch.setattr(row_sorter, "_MAX_RANGES", 5)
     assert 0 < len(written_sizes(monkeypatch, tmp_path / "rows", 1000)) <= 4 * 5 * PLACES
 
 
 def test_with_much_memory_no_batch_is_too_large_for_arrow(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_sorter, "_MOST_BYTES", 50_000)
+    monkeypatch.setattr(row_sorter, "_MAX_BYTES", 50_000)
     assert 0 < max(written_sizes(monkeypatch, tmp_path / "rows", 1 << 50)) < 2 * 50_000
 
 

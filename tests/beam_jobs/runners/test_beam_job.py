@@ -16,7 +16,7 @@ from beam_jobs.common.system import Progress, no_watch
 from beam_jobs.errors import FeedlineError, OptionError, SourceError
 from beam_jobs.runners.beam_job import JobFile, local_pipeline, run_job
 from beam_jobs.stages.resume import write_units
-from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_left_job
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards, tally_running_job
 from tests.beam_jobs.runs import Recorder
 
 TOTAL = Progress(3, 300)
@@ -141,7 +141,7 @@ def missing_key(number):
 def test_an_error_of_a_worker_is_one_line_without_the_words_of_the_runner(work, said):
     with pytest.raises(FeedlineError, match="^examining failed: ") as caught:
         run(work)
-    kept = "; what was finished is kept, run the same command again"
+    kept = "; finished work is kept, run the same command again"
     assert str(caught.value) == f"examining failed: {said}{kept}"
     assert caught.value.__cause__ is not None  # the runner's own story, for --debug
     assert type(caught.value) is FeedlineError
@@ -151,7 +151,7 @@ def test_an_error_without_words_is_named_by_its_kind():
     def fail():
         raise RuntimeError("\n \n")
 
-    with pytest.raises(FeedlineError, match="^examining failed: RuntimeError; what was"):
+    with pytest.raises(FeedlineError, match="^examining failed: RuntimeError; finished work"):
         run(nothing, make_pipeline=fail)
 
 
@@ -208,7 +208,7 @@ class _CancelledResult(PipelineResult):
 
 def test_a_job_that_ends_otherwise_than_done_has_failed():
     watch = Watched()
-    with pytest.raises(FeedlineError, match="^examining failed: the job ended as CANCELLED; what was finished is kept"):
+    with pytest.raises(FeedlineError, match="^examining failed: the job ended in the state CANCELLED; finished work"):
         run(nothing, watch, lambda: beam.Pipeline(runner=Cancelled()))
     assert watch.ended == Progress()  # metrics that cannot be had break nothing
 
@@ -253,7 +253,7 @@ def fail(_: str) -> bool:
 def test_a_job_that_nobody_left_is_cancelled_and_one_that_was_left_has_its_address_in_a_file(tmp_path):
     for name, leave in (("gone", fail), ("asked", lambda _: False)):
         assert on_service(JobFile(path=str(tmp_path / name), leave=leave)).cancelled, name
-    other = JobFile(path=str(tmp_path / "other"), leave=lambda _: False, beside=True)
+    other = JobFile(path=str(tmp_path / "other"), leave=lambda _: False, is_starter_running=True)
     assert not on_service(other).cancelled, "the command that began it still runs"
     other.remove(_Interrupted.address)
     os.remove(other.path)
@@ -263,7 +263,7 @@ def test_a_job_that_nobody_left_is_cancelled_and_one_that_was_left_has_its_addre
     left = JobFile(path=str(tmp_path / "left"), leave=lambda _: True)
     assert not on_service(left).cancelled
     with pytest.raises(
-        OptionError, match="^the job far away of an earlier command may still run; use its runner again"
+        OptionError, match="^the job far away of an earlier command may still run; use that command's runner"
     ):
         left.follow(local_pipeline, no_watch, print)
     left.remove({"engine": "another job"})
@@ -303,7 +303,7 @@ def followed(file: JobFile, stage: str, units: str) -> Progress:
 
 
 def test_a_followed_job_is_counted_by_the_units_that_it_finished(stages, tmp_path):
-    file = JobFile(path=str(tmp_path / "job"), tally=partial(tally_left_job, stages.task.work))
+    file = JobFile(path=str(tmp_path / "job"), tally=partial(tally_running_job, stages.task.work))
     buckets, shards = (write_units(str(tmp_path), units) for units in (stages.scanned.buckets, stages.shards))
     assert followed(file, "examining", buckets) == Progress(24, stages.scanned.bytes, 0)
     run_job("writing", TOTAL, WriteShards(shards, stages.task, stages.shards), local_pipeline, no_watch)

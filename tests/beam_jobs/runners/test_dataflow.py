@@ -88,7 +88,7 @@ def sent(stage: beam.PTransform, tmp_path, units: int = 0, **fields):
         ({"staging_location": "s3://b/x"}, "staging_location is 's3://b/x'"),
         ({"worker_machine_type": "large"}, "worker_machine_type is 'large'; name one"),
         ({"worker_machine_type": "n2-standard-0"}, "at least one whole core"),
-        ({"num_workers": 11}, "num_workers is 11, more than max_num_workers, 10"),
+        ({"num_workers": 11}, "num_workers is 11, above max_num_workers, 10"),
         ({"max_num_workers": 0}, "max_num_workers is 0"),
         ({"autoscaling_algorithm": "NONE"}, "num_workers is 0"),
         ({"autoscaling_algorithm": "FAST"}, "one of THROUGHPUT_BASED, NONE"),
@@ -103,7 +103,7 @@ def sent(stage: beam.PTransform, tmp_path, units: int = 0, **fields):
         ({"package": "a.whl", "sdk_container_image": "x"}, "sdk_container_image and package exclude one another"),
         ({"labels": {"Team": "Vision"}}, "labels is 'Team=Vision'"),
         ({"job_name": "My Job"}, "job_name is 'My Job'"),
-        ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args holds '--runner=FnApiRunner'; remove it"),
+        ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args contains '--runner=FnApiRunner'; remove it"),
         ({"beam_args": ("--machine_type=n1-standard-1",)}, "set worker_machine_type instead"),
         ({"beam_args": ("streaming",)}, "write arguments as --name=value"),
     ],
@@ -169,8 +169,8 @@ def test_components_of_a_pipeline_get_the_arguments_of_an_ingest(monkeypatch):
         (BEAM_ARGS[:-1], "beam_args.temp_location is missing"),
         ((*BEAM_ARGS, "--num_workers=many"), "beam_args.num_workers is the text 'many'; it must be a whole number"),
         ((*BEAM_ARGS, "--region=us-central1-a"), "which is a zone; name its region, us-central1"),
-        ((*BEAM_ARGS, "--num_workers=["), r"beam_args holds '--num_workers=\[', which is not a YAML value"),
-        ((*BEAM_ARGS, "--save_main_session"), "beam_args holds '--save_main_session'; remove it"),
+        ((*BEAM_ARGS, "--num_workers=["), r"beam_args contains '--num_workers=\[', which is not a YAML value"),
+        ((*BEAM_ARGS, "--save_main_session"), "beam_args contains '--save_main_session'; remove it"),
         ((*BEAM_ARGS, "--setup_file=setup.py"), "sdk_container_image is not set; the legacy stack would put protobuf"),
     ],
 )
@@ -220,19 +220,19 @@ def test_the_graph_does_not_grow_with_the_units(photos, tmp_path):
 
 def test_a_graph_that_is_too_large_says_what_makes_it_smaller(no_network, tmp_path, monkeypatch):
     monkeypatch.setattr(dataflow_jobs, "MAX_BYTES", 5_000)
-    with pytest.raises(FeedlineError, match=r"Dataflow takes 0; it holds the options and class names, so give fewer"):
+    with pytest.raises(FeedlineError, match=r"Dataflow allows 0; it contains the options and class names: reduce"):
         sent(stages()[1], tmp_path)
 
 
 def test_code_of_main_is_refused(no_network, tmp_path):
     step = type("Step", (beam.DoFn,), {"__module__": "__main__", "process": lambda _, element: [element]})
-    with pytest.raises(FeedlineError, match="holds code of __main__, which no worker can import"):
+    with pytest.raises(FeedlineError, match="contains code of __main__, which no worker can import"):
         sent("Make" >> beam.Create([1]) | "Step" >> beam.ParDo(step()), tmp_path)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_work_files_on_this_machine_are_refused(no_network, tmp_path, stage):
-    with pytest.raises(FeedlineError, match=r"/data/_work/.* is on this machine, where no worker reads it"):
+    with pytest.raises(FeedlineError, match=r"/data/_work/.* is on this machine, where no worker can read it"):
         sent(stages(work="/data/_work")[stage], tmp_path)
 
 

@@ -139,7 +139,7 @@ def test_a_job_goes_on_while_its_service_gives_no_answer(serving, status):
         follow(service)
     assert not service.cancelled
     assert len(lines) == 2
-    assert all(line.startswith("Dataflow gives no answer about the job at https://") for line in lines)
+    assert all(line.startswith("Dataflow does not answer for the job at https://") for line in lines)
     assert all(line.endswith("the next request is in 60 s; Ctrl-C ends this command") for line in lines)
     assert not status or f": the backend is away ({status}); the job continues" in lines[0]
     assert not any("\n" in line for line in lines)

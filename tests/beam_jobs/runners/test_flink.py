@@ -42,13 +42,13 @@ def test_a_wrong_setting_is_named(setting, problem):
 
 
 def test_workers_are_started_in_one_way():
-    with pytest.raises(OptionError, match="worker_pool and worker_command are both given"):
+    with pytest.raises(OptionError, match="worker_pool and worker_command are both set"):
         Options(worker_pool="localhost:50000", worker_command="/bin/true")
 
 
 def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
     with (
-        pytest.raises(OptionError, match="the worker .*absent does not exist or is no program; install feedline again"),
+        pytest.raises(OptionError, match="the worker .*absent does not exist or is not executable; install feedline"),
         Options(worker_command=str(tmp_path / "absent")).open(),
     ):
         pass
@@ -106,7 +106,7 @@ def test_a_jar_is_fetched_once_checked_and_fetched_again_when_it_is_damaged(algo
 def test_a_jar_that_is_not_what_its_publisher_says_is_refused(server, find, tmp_path):
     server.pages["/job.jar"] = body(JAR[:-1])
     server.pages["/job.jar.sha1"] = body(hashlib.sha1(JAR).hexdigest().encode())
-    with pytest.raises(OptionError, match="came with the sha1 .* its publisher says .*; try again"):
+    with pytest.raises(OptionError, match="has the sha1 .*, the published one is .*; try again"):
         find()
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -130,7 +130,7 @@ def test_a_jar_is_checked_for_without_being_fetched(server, find, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_one_line_with_the_remedy(tmp_path):
-    with pytest.raises(OptionError, match="cannot be fetched: .*refused.*; connect to the internet, or name one"):
+    with pytest.raises(OptionError, match="cannot be fetched: .*refused.*; connect to the internet, or give"):
         flink_job_server.find_jar("1.19", "http://localhost:1/job.jar", cache=str(tmp_path))
 
 

@@ -62,9 +62,9 @@ def test_no_cluster_at_all_is_said_with_the_remedy():
 def test_a_port_that_speaks_no_http_is_no_cluster(server, greeting):
     server.pages["/overview"] = raw(greeting)
     options = Options(flink_master=server.host)
-    with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
+    with pytest.raises(OptionError, match=r"does not answer .* \(the answer is not HTTP\); start the cluster"):
         options.cluster()
-    assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
+    assert doctor.cluster(options).detail.endswith("does not answer as Flink: the answer is not HTTP")
 
 
 @pytest.mark.parametrize("overview", [[], {"flink-version": "1.19.3", "slots-total": None}])

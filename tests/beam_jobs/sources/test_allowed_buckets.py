@@ -55,7 +55,7 @@ def test_buckets_that_were_not_allowed_are_listed_and_nothing_is_read(table, tmp
     message = (
         r"table.jsonl names images in other buckets, which would be read with your credentials: s3://masks\\x1b\[2j, "
         r"s3://other0, s3://other1, s3://other2, s3://other3 and 5 more; to allow that, give --allow-bucket "
-        r"s3://masks\S+ \(setting ingest.allow_buckets\), once for each of them$"
+        r"s3://masks\S+ \(setting ingest.allow_buckets\), once for each bucket$"
     )
     for call in (run, source_fingerprint, lambda given: estimate(given, LocalEngine())):
         with pytest.raises(SourceError, match=message):

@@ -253,12 +253,12 @@ def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
         ({".DS_Store": b"x"}, {}, "is empty; it must hold images$"),
         ({"a.txt": b"x"}, {}, r"holds no usable image; the first is a\.txt: not_an_image \(its name has no"),
         ({"a.jpg": b"x"}, {}, r"holds no usable image; the first is a\.jpg: no_label \("),
-        ({"a.jpg": b"x", "a.json": b'{"x": 1}'}, {"group": "y"}, "has no 'y' for the group; .* have 'label', 'x'$"),
-        ({"cat/a.jpg": b"x"}, {"extra": ("txt",)}, "has no 'txt' for the extra txt; its first samples have 'label'$"),
+        ({"a.jpg": b"x", "a.json": b'{"x": 1}'}, {"group": "y"}, "has no field 'y' for .* have 'label', 'x'$"),
+        ({"cat/a.jpg": b"x"}, {"extra": ("txt",)}, "has no field 'txt' for the extra txt; .* have 'label'$"),
         (
             {"cat/a.jpg": b"x"},
             {"mask": "seg"},
-            "is an archive, which cannot name masks; list image and mask in a table$",
+            "is an archive; masks need a table that lists image and mask$",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def patched(path: Path, central: int, value: bytes) -> Path:
     [
         (8, b"\x01\x00", "it is encrypted"),
         (10, struct.pack("<H", 93), "it is compressed by method 93; only stored and deflated members can be read"),
-        (20, struct.pack("<I", 1 << 31), f"it claims {1 << 31} bytes from byte "),
+        (20, struct.pack("<I", 1 << 31), f"it declares {1 << 31} bytes from byte "),
         (42, struct.pack("<I", 3), "its header is missing at byte 3"),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_zip_directory_that_hides_members_is_refused(tmp_path):
     first, second, end = (data.index(mark, data.index(b"PK\1\2") + skip) for mark, skip in MARKS)
     data[first + 32 : first + 34] = struct.pack("<H", end - second)  # the comment of the first holds all others
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=r"x\.zip is damaged: its directory has 1 members and claims 3$"):
+    with pytest.raises(SourceError, match=r"x\.zip is damaged: its directory has 1 members and declares 3$"):
         list(ZipSource(str(path), TableColumns()).entries())
 
 

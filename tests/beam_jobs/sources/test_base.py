@@ -5,7 +5,7 @@ import os
 import pytest
 
 from beam_jobs.rejects import Reject, RejectReason
-from beam_jobs.sources.base import leaves, printable, reference, scan_reject
+from beam_jobs.sources.base import links_outside, printable, reference, scan_reject
 from beam_jobs.types import ImageRef
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")
@@ -63,8 +63,8 @@ def test_links_are_followed_to_their_end(tmp_path, target, out):
     root.mkdir()
     (root / "link").symlink_to(target)
     (root / "link of a link").symlink_to("link")
-    assert leaves(str(root / "link"), str(root)) is out
-    assert leaves(str(root / "link of a link"), str(root)) is out
+    assert links_outside(str(root / "link"), str(root)) is out
+    assert links_outside(str(root / "link of a link"), str(root)) is out
 
 
 def test_a_reject_of_the_scan_has_a_printable_name():

@@ -217,7 +217,7 @@ def test_images_that_are_not_on_disk_are_fetched_on_demand(coco):
         ({"bbox": [10, 10, 5, 0]}, r"annotation 7: the box from \(10, 10\) to \(15, 10\) has no area"),
         (
             {"bbox": [0, 0, 82, 60]},
-            r"annotation 7: the box from \(0, 0\) to \(82, 60\) leaves the image of 80x60 pixels by 2; 1 is allowed",
+            r"annotation 7: the box from \(0, 0\) to \(82, 60\) exceeds the image of 80x60 pixels by 2; 1 is allowed",
         ),
         ({"area": -1}, "annotation 7: area is -1; it must be a finite number of at least 0"),
         ({"iscrowd": 2}, "annotation 7: iscrowd is 2; it must be 0 or 1"),
@@ -270,7 +270,7 @@ def test_an_id_that_is_there_twice_rejects_the_second(coco):
     first, reject, third = coco(document(images, [annotation()])).entries()
     assert (first.key, len(first.annotations.objects), third.key) == ("1.jpg", 1, "3.jpg")
     assert (reject.key, reject.reason) == ("2.jpg", "duplicate_key")
-    assert reject.detail == "an earlier image has the id 1, too"
+    assert reject.detail == "an earlier image also has the id 1"
 
 
 def test_annotations_of_no_image_are_rejected_one_by_one(coco):
@@ -328,7 +328,7 @@ def test_bytes_that_are_no_text_and_files_that_are_not_there_are_refused(tmp_pat
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": "flickr_url"}, "the image column is 'flickr_url'; of a COCO json it must be file_name, or coco_url"),
+        ({"image": "flickr_url"}, "column is 'flickr_url'; for a COCO json it must be file_name, or coco_url"),
         ({"labels": "tags"}, "the labels column is 'tags'; it must be empty: the labels are the categories"),
     ],
 )
@@ -339,7 +339,7 @@ def test_columns_that_a_coco_json_cannot_have_are_refused(coco, columns, message
 
 def test_an_extra_field_that_no_record_can_hold_is_refused(coco):
     source = coco(document([image(x={"a": 1})]), extra=("x",))
-    with pytest.raises(SourceError, match=r"val2017\.json: an extra column holds {'a': 1}; only numbers, text"):
+    with pytest.raises(SourceError, match=r"val2017\.json: an extra column holds {'a': 1}; it must hold numbers, text"):
         list(source.entries())
 
 
@@ -383,7 +383,7 @@ def test_the_categories_are_bounded_together(coco, monkeypatch):
     monkeypatch.setattr("beam_jobs.sources.coco_json._MAX_CATEGORIES_BYTES", 500)
     content = document([image(1)], [annotation(1)])
     content["categories"] += [{"id": number, "name": f"class {number}"} for number in range(1000, 1100)]
-    with pytest.raises(SourceError, match=r"categories or more, of over 500 bytes, which is the limit; remove those"):
+    with pytest.raises(SourceError, match=r"categories, with over 500 bytes, which is the limit; remove the c"):
         list(coco(content).entries())
 
 

@@ -100,7 +100,7 @@ def silent(handler: Handler) -> None:
 @pytest.mark.parametrize(
     ("page", "detail"),
     [
-        (silent, "HOST was silent for 0.2 s"),
+        (silent, "HOST sent nothing for 0.2 s"),
         (reset(), "the connection to HOST broke: "),
         (
             raw(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf"),
@@ -194,7 +194,7 @@ def test_a_server_that_drips_is_given_up(server, start, drop):
     started = time.monotonic()
     assert failure(server, "/x", timeout_s=0.2) == (  # a busy machine may be silent for a tenth of a second
         RejectReason.NOT_FETCHED,
-        "HOST was silent for 0.2 s, or its response took more than 2 s; 1 attempt",
+        "HOST sent nothing for 0.2 s, or its response took more than 2 s; 1 attempt",
     )
     assert 1.9 < time.monotonic() - started < 5
 
@@ -251,4 +251,4 @@ def test_connections_are_used_again(server):
     ],
 )
 def test_what_signs_a_url_is_cut(url, stored):
-    assert http_fetch.unsigned(url) == stored
+    assert http_fetch.remove_signature(url) == stored

@@ -51,7 +51,7 @@ def test_a_text_that_is_cut_anywhere_is_no_json(block, monkeypatch):
         ('{"a": [1 2]}', ", or ] is missing at character 9"),
         ('{"a" 1}', ": is missing at character 5"),
         ('{"a": 1,}', "Expecting value at character 8"),
-        ("{1: 2}", "a key is no text at character 2"),
+        ("{1: 2}", "a key is not text at character 2"),
         ('{"a": [tru]}', "Expecting value at character 7"),
         ('{"a": "' + "x" * 300, "a value of more than 200 characters begins at character 6"),
         ('{"a": {"b": ' + "1, " * 300, "Expecting property name enclosed in double quotes at character "),

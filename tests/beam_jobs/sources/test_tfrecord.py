@@ -133,7 +133,7 @@ def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
         ({"image": [1, 2]}, {}, "bad_member", "feature 'image' holds 2 values of int; it must hold the bytes of one"),
         ({"image": [b"a", b"b"]}, {}, "bad_member", "feature 'image' holds 2 values of bytes; it must hold the bytes"),
         ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a finite number"),
-        ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it was int"),
+        ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it holds int"),
     ],
 )
 def test_a_record_of_which_something_wrong_is_said_is_rejected(records, features, columns, reason, detail):
@@ -292,7 +292,7 @@ def test_a_damaged_file_is_refused_with_the_offset(tmp_path):
         ({"image": b"x", "label": 1}, {"image": "pic"}, "has no feature 'pic' for the image; .* 'image', 'label'$"),
         ({"image": b"x", "label": 1}, {"split": "split"}, "has no feature 'split' for the split; "),
         ({"image": b"x", "label": 1}, {"extra": ("y",)}, "has no feature 'y' for the extra y; "),
-        ({"image": b"x", "label": 1}, {"mask": "image"}, "holds records, which cannot name masks; list image and mask"),
+        ({"image": b"x", "label": 1}, {"mask": "image"}, "holds records; masks need a table that lists image and mask"),
     ],
 )
 def test_a_feature_that_is_not_there_is_named(records, features, columns, message):

@@ -86,7 +86,7 @@ def test_an_extra_column_gets_the_type_that_fits_all_samples(tar):
 
 def test_an_extra_column_that_cannot_be_kept_stops_everything(tar):
     source = tar({"cat/0.jpg": jpeg(), "cat/0.json": b'{"x": {"deep": 1}}'}, extra=("x",))
-    with pytest.raises(SourceError, match=r"x\.tar: an extra column holds {'deep': 1}; only numbers, text"):
+    with pytest.raises(SourceError, match=r"x\.tar: an extra column holds {'deep': 1}; it must hold numbers, text"):
         list(source.entries())
 
 

@@ -118,14 +118,14 @@ def test_an_addition_keeps_the_description_until_it_has_one_of_its_own(source, o
         assert manifest.load(options.out).options["about"]["title"] == (title or "First")
     lines: list[str] = []
     run(replace(options, append=True, about=About(title="Fourth")), report=lines.append)
-    assert lines[1:] == ["the description was not changed, because it is recorded with new images"]
+    assert lines[1:] == ["the description was not changed, because it is stored only together with new images"]
 
 
 def test_nothing_new_changes_nothing(options):
     before, lines = files_under(Path(options.out)), []
     run(replace(options, append=True), report=lines.append)
     assert files_under(Path(options.out)) == before
-    assert lines == [f"nothing to add: {options.out} knows every image of {options.source}"]
+    assert lines == [f"nothing to add: {options.out} already lists every image of {options.source}"]
 
 
 def test_killed_between_writing_and_publishing_the_old_dataset_stays_and_a_rerun_finishes(source, options):
@@ -164,7 +164,7 @@ def test_rejects_are_tried_again_and_nothing_else_is(source, options):
     (source / "china" / "not asked for.jpg").write_bytes(jpeg(801))
     before, lines = files_under(Path(options.out)), []
     assert run(replace(options, retry_rejects=True), report=lines.append) == first
-    assert lines[-1] == "nothing to add: every image was rejected; the dataset stays as it is"
+    assert lines[-1] == "nothing to add: every image was rejected; the dataset is unchanged"
     assert files_under(Path(options.out)) == before
     assert sorted(path.name for path in Path(options.out).parent.iterdir()) == ["dataset", "photos"]
     (source / "china" / "bad.jpg").write_bytes(jpeg(800))
@@ -202,7 +202,7 @@ def test_what_is_added_is_made_with_the_options_of_the_dataset(options, change, 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), r"has \d+ bytes, dataset\.json says \d+; write"),
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), r"has \d+ bytes instead of \d+ as in dataset\.json"),
         (lambda shard: shard.unlink(), "is missing; write the dataset again, with --overwrite"),
     ],
     ids=["cut", "missing"],

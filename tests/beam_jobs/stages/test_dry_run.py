@@ -69,7 +69,7 @@ def test_an_archive_is_not_unpacked_for_it(photos, tmp_path):
     assert found.sample.images == 0
     assert found.work.images == 24
     assert found.work.core_seconds > 0
-    assert "sizes are guessed" in "\n".join(found.lines())
+    assert "sizes are rough estimates" in "\n".join(found.lines())
 
 
 def test_what_is_bad_is_counted_and_not_foreseen_as_written(photos, tmp_path):
@@ -113,7 +113,7 @@ def test_the_time_holds_that_of_the_start(photos, tmp_path):
     work = work_of(photos, tmp_path / "out")
     here = estimate(options(photos, tmp_path / "out", threads=1), LocalEngine()).resources
     assert here.values["seconds"] == pytest.approx(cost_estimate.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
-    assert here.lines["time"].startswith("12 s, of which 12 s are starting, on 1 cores")
+    assert here.lines["time"].startswith("12 s, including 12 s to start, on 1 cores")
     there = flink.Options(parallelism=1).estimate_resources(work)
     assert (there.values["cores"], flink.Options(parallelism=7).estimate_resources(work).values["cores"]) == (1, 7)
     assert there.values["start_seconds"] == cost_estimate.FLINK_START_SECONDS > cost_estimate.LOCAL_START_SECONDS
@@ -127,7 +127,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_source_is_listed(ph
     for out, said in {
         tmp_path / "file": "is a file; --out must be a new or empty directory",
         tmp_path / "file" / "out": "file/out cannot be written: .*file is a file; choose another --out",
-        tmp_path / "full": "holds 'mine.txt' and is not the rest of an earlier ingest",
+        tmp_path / "full": "holds 'mine.txt' and is not an unfinished ingest",
         "/proc/out": "/proc/out cannot be written: /proc cannot be written by .*: .*; choose another --out",
         photos / "out": "lies inside the source",
         dataset: "already holds a dataset",

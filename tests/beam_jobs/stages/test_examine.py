@@ -239,7 +239,7 @@ BOX = ImageObject(label="cat", bbox=(10.0, 10.0, 30.0, 30.0))
         ("a.jpg", Annotations(objects=(BOX,), size=(60, 80)), ""),
         # Boxes are of the upright image: this one lies on its side in its file.
         ("d.jpg", Annotations(objects=(BOX,), size=(80, 60)), ""),
-        ("d.jpg", Annotations(objects=(BOX,), size=(60, 80)), "the annotations are of an image of 80x60 pixels"),
+        ("d.jpg", Annotations(objects=(BOX,), size=(60, 80)), "the annotations are for an image of 80x60 pixels"),
     ],
 )
 def test_what_is_said_of_an_image_must_fit_it(source, key, said, detail):

@@ -16,7 +16,7 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
 from beam_jobs.rejects import Reject
-from beam_jobs.stages.publish import SourceFacts, producer, publish
+from beam_jobs.stages.publish import RunProperties, producer, publish
 from beam_jobs.stages.reject_table import from_rejects
 from beam_jobs.stages.write import part_path, shard_path, sidecar_path, write_shard
 from tests import image_table
@@ -44,7 +44,7 @@ def write_all(stages, **task_fields):
 
 def publish_it(stages, rejects=NO_REJECTS, found=24, label_kind="single", **options):
     options = replace(OPTIONS, out=stages.task.out, **options)
-    held = SourceFacts(images=found, label_kind=label_kind, work=stages.task.work)
+    held = RunProperties(images=found, label_kind=label_kind, work=stages.task.work)
     return publish(options, stages.plan, stages.shards, [rejects], held)
 
 
@@ -126,7 +126,7 @@ def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, plac
     shard = written.shards[1]
     harm(Path(place(written.task.work if place is sidecar_path else written.task.out, shard)))
     path = (part_path if place is part_path else shard_path)(written.task.out, shard)
-    with pytest.raises(CorruptDataset, match=rf"^{path} is not what was written to it; check the disk, then run the"):
+    with pytest.raises(CorruptDataset, match=rf"^{path} differs from the data written to it; check the disk, then run"):
         publish_it(written)
     assert not manifest.is_published(written.task.out)
     # The next run takes up the other shards and writes this one again.
@@ -143,7 +143,7 @@ def test_a_shard_that_changed_in_a_store_is_found_without_reading_it(stages, mon
             write_shard(shard, task)
         name = f"out/Split-train/{stages.shards[1].name}"
         good, server.objects[name] = server.objects[name], flipped(server.objects[name], 100)
-        with pytest.raises(CorruptDataset, match=f"^gs://bucket/{name} is not what was written to it"):
+        with pytest.raises(CorruptDataset, match=f"^gs://bucket/{name} differs from the data written to it"):
             publish_it(stages)
         server.objects[name] = good
         assert write_shard(stages.shards[1], task) is True

@@ -82,7 +82,7 @@ def test_without_a_dataset_to_replace_one_is_made(photos, tmp_path):
 def test_what_is_not_a_dataset_is_never_replaced(photos, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
-    with pytest.raises(OptionError, match="holds 'thesis.tex' and is not the rest"):
+    with pytest.raises(OptionError, match="holds 'thesis.tex' and is not an unfinished"):
         run(make_options(photos, tmp_path / "out"))
     assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
 

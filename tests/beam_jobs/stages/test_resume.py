@@ -61,7 +61,7 @@ def test_the_error_names_the_first_in_one_bounded_line():
     long = ("long" * 1000)[:300]
     assert text.startswith(f"2,001 files could not be read or written in 3 passes: {long} (denied); 0\\x0a.jpg (no a")
     assert text.endswith(
-        "; 8\\x0a.jpg (no answer); and 1,991 more. Nothing was published. Repair the causes; what was finished is "
+        "; 8\\x0a.jpg (no answer); and 1,991 more. Nothing was published. Repair the causes; finished work is "
         "kept, run the same command again, or leave it"
     )
     assert len(text.splitlines()) == 1

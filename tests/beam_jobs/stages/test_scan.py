@@ -51,7 +51,7 @@ def test_a_split_column_may_name_only_known_splits(tmp_path):
     assert schemas.read(found.buckets[0].path)["key"].to_pylist() == ["1", "3"]
     (reject,) = rejects_of(found)
     assert (reject["key"], reject["stage"], reject["reason"]) == ("2", "scan", "unknown_split")
-    assert reject["detail"] == "the split column says 'tset'; known are train, eval"
+    assert reject["detail"] == "the split column has 'tset'; known are train, eval"
 
 
 def test_the_same_source_and_salt_give_the_same_names_and_another_salt_gives_others(tmp_path):

@@ -79,7 +79,7 @@ def test_no_dataset_and_one_that_is_written_are_refused(old, tmp_path):
         upgrade(str(old))
     (old / "_work").mkdir()
     (old / "_work" / "mine").write_text("of another program")
-    with pytest.raises(OptionError, match="_work is not from Feedline; move it elsewhere"):
+    with pytest.raises(OptionError, match="_work was not created by Feedline; move it elsewhere"):
         upgrade(str(old))
     assert manifest.load(str(old)).format_version == 1
 

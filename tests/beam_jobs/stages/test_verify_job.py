@@ -51,7 +51,7 @@ def test_only_the_reports_are_removed(dataset, tmp_path):
 def test_reports_that_do_not_arrive_are_named(dataset, tmp_path, monkeypatch):
     write = resume.write_checked
     monkeypatch.setattr(resume, "write_checked", lambda path, values: write(path + ".lost", values))
-    with pytest.raises(FeedlineError, match="of a worker cannot be read .* name a --work that it and this machine can"):
+    with pytest.raises(FeedlineError, match="of a worker cannot be read .* name a --work that all these machines can"):
         verify_on_runner(str(dataset), local_pipeline, str(tmp_path / "work"))
 
 

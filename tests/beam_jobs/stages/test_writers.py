@@ -234,11 +234,11 @@ def test_a_stop_ends_writers_at_work(stages, task, monkeypatch):
 )
 def test_as_many_processes_as_threads_and_shards(stages, monkeypatch, images, shards, threads, expected):
     monkeypatch.setattr(writers, "MIN_IMAGES", 4096)
-    assert writers.count(stages.task, images, stages.shards[:shards], threads) == expected
+    assert writers.process_count(stages.task, images, stages.shards[:shards], threads) == expected
 
 
 def test_a_writer_that_stands_still_is_replaced(stages, task, monkeypatch):
-    monkeypatch.setattr(writers, "_SECONDS", 0.1)
+    monkeypatch.setattr(writers, "_CPU_LIMIT_S", 0.1)
     stopped = []
 
     def stop_once(child):
@@ -282,4 +282,4 @@ def test_a_worker_of_a_cluster_writes_itself(options, monkeypatch):
 
 def test_no_process_for_images_of_a_store(stages):
     task = replace(stages.task, reader=replace(stages.task.reader, base="gs://bucket/images"))
-    assert writers.count(task, IMAGES, stages.shards, 2) == 0
+    assert writers.process_count(task, IMAGES, stages.shards, 2) == 0

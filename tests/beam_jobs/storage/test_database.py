@@ -59,7 +59,7 @@ def test_an_error_of_the_rows_is_passed_on():
             FeedlineError,
             "SELECT 1",
             LIST,
-            "^the rows of a test need more than half of the free memory .*; run the same",
+            "^the rows of a test need more than half of the free memory .*; run the command",
         ),
     ],
 )

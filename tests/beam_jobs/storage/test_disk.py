@@ -25,7 +25,7 @@ def explained(error: Exception, place: object, needed: int = 0) -> str:
 def test_a_full_disk_is_told_with_the_bytes_needed_and_free(tmp_path):
     said = explained(os_error(errno.ENOSPC), tmp_path, 12_345_678)
     assert said.startswith(f"{tmp_path}: No space left on device while writing (about 12.3 MB are needed, ")
-    assert said.endswith(" are free); make room, then run the same command again: what is finished is kept")
+    assert said.endswith(" are free); make room, then run the same command again: finished work is kept")
 
 
 def test_who_keeps_nothing_does_not_say_so(tmp_path):

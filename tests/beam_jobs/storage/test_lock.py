@@ -185,7 +185,7 @@ def test_an_owner_that_stood_still_learns_that_another_one_has_its_lock(path, sh
             elsewhere.setattr(lock, "_read_lease", lambda _: b"")  # as if this process were stopped
             with locked(path), pytest.raises(Locked, match=f"^process {os.getpid()} on host "):
                 check()
-        with pytest.raises(Locked, match="another process, which removed the lock"):
+        with pytest.raises(Locked, match="another process, which has removed the lock"):
             check()
         assert storage.create_exclusive(path, content)
         check()

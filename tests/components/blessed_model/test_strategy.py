@@ -59,7 +59,7 @@ def test_a_model_of_other_classes_or_one_that_is_gone_is_passed_over_and_named(t
     with caplog.at_level(logging.WARNING):
         assert resolve(model(tmp_path, 3), [one, two], [blessing(one), blessing(two)]) == [1]
     assert [entry.getMessage() for entry in caplog.records if "blessed in" in entry.getMessage()] == [
-        "the model blessed in 2 is no baseline: its classes or its records are others, or it was deleted"
+        "the model blessed in 2 is no baseline: it has other classes, reads other records, or was deleted"
     ]
 
 

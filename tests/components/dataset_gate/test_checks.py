@@ -81,7 +81,7 @@ def test_the_first_split_is_the_first_of_the_manifest_whatever_its_name(describe
 
 
 def test_labels_that_only_objects_have_are_no_missing_classes(described):
-    for has_objects, missing in ((True, []), (False, ["without an image of wheel"])):
+    for has_objects, missing in ((True, []), (False, ["no image of wheel"])):
         labelled = dataclasses.replace(manifest_of({"train": {"cat": 5}}), labels=("cat", "wheel"))
         dataset = described(labelled, has_objects)
         assert [finding.value for finding in check_classes(dataset, GateLimits())] == missing

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from components.dataset_gate.drift_and_skew import _median, drift, skew
+from components.dataset_gate.drift_and_skew import _median_text, drift, skew
 from components.dataset_gate.limits import GateLimits
 from tests import image_table
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
@@ -91,4 +91,4 @@ def test_copies_of_an_image_count_as_one(library):
     ("values", "text"), [([22_480.4], "22480"), ([0.01234], "0.01234"), ([-5000.0], "-5000"), ([np.nan], "none")]
 )
 def test_a_median_is_written_as_people_write_numbers(values, text):
-    assert _median(np.array(values)) == text
+    assert _median_text(np.array(values)) == text

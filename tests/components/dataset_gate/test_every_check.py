@@ -50,7 +50,7 @@ def test_a_row_says_what_was_measured_of_every_check_and_which_were_not_made(lib
         *("drift (l_infinity)", "drift (jensen_shannon)"),
     }
     assert unmade["drift (l_infinity)"] == "nothing to compare with"
-    assert unmade["near leakage"] == "near_leaks is off; the remarks have what the ingest found"
+    assert unmade["near leakage"] == "near_leaks is off; see the remarks for near duplicates of the ingest"
     (row,) = (row for row in check(library, "blank, basic", LOOSE).checks if row.check == "near leakage")
     assert row.measured == "near_leaks is off"
     rows = {row.check: row for row in check(library, "one class", LOOSE).checks}
@@ -102,7 +102,7 @@ TABLE = [
         "look-alike",
         (
             *("near leakage", "eval, train", "image content"),
-            "1 image like one of an earlier split (such as 07.jpg in train and alike.jpg in eval)",
+            "1 image similar to an image of an earlier split (such as 07.jpg in train and alike.jpg in eval)",
             "0, up to 3 bits apart",
         ),
     ),
@@ -111,19 +111,19 @@ TABLE = [
         LOOSE,
         "lost class",
         (
-            *("missing classes", "all splits", "image/class/text", "without an image of c"),
-            "an image of every class of the labels",
+            *("missing classes", "all splits", "image/class/text", "no image of c"),
+            "an image of every class",
         ),
     ),
     (
         LOOSE,
         "unseen class",
-        ("unseen classes", "eval", "image/class/text", "c, absent from train", "classes that the first split has"),
+        ("unseen classes", "eval", "image/class/text", "c, absent from train", "classes of the first split"),
     ),
     (
         GateLimits(require_all_classes=True),
         "rare class",
-        ("absent classes", "eval", "image/class/text", "without an image of c", "an image of every class of train"),
+        ("absent classes", "eval", "image/class/text", "no image of c", "an image of every class of train"),
     ),
     (
         GateLimits(min_images_per_class=3),
@@ -245,10 +245,10 @@ def test_what_could_not_be_checked_is_said(library):
     assert check(library, "sound", LOOSE).notes == ()
     basic = check(library, "sound, basic", LOOSE, "sound")
     assert basic.notes == (
-        "brightness and channels were not compared: the ingest took facts=basic",
-        "blank images were not checked: the ingest took facts=basic",
+        "brightness and channels were not compared: the ingest ran with facts=basic",
+        "blank images were not checked: the ingest ran with facts=basic",
     )
     assert not [one for one in basic.comparisons if one.feature in ("image/brightness", "image/mean_red")]
     assert check(library, "sound", LOOSE, "sound, basic").notes == (
-        "drift of brightness and channels was not measured: span 1 was made with facts=basic",
+        "drift of brightness and channels was not measured: span 1 was written with facts=basic",
     )

@@ -85,7 +85,7 @@ def test_a_gate_that_only_reports_writes_and_logs_what_it_found(library, tmp_pat
     assert {one["baseline"] for one in written["comparisons"] if one["kind"] == "drift"} == {"span 0"}
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert warning.getMessage().startswith(
-        "the dataset gate found 3 problems, and only reports:\n  - anomaly: image/width"
+        "the dataset gate found 3 problems, its mode is report:\n  - anomaly: image/width"
     )
     assert warning.getMessage().count("\n  - drift: image/brightness in ") == 2
 

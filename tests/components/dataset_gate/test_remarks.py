@@ -83,4 +83,4 @@ def test_a_hidden_folder_is_a_remark_and_a_hidden_file_is_none(library):
 def test_warnings_of_the_ingest_are_remarks(tmp_path):
     rows = [replace(row, label={"a": "cat", "b": "Cat"}[row.label]) for row in sound_rows()]
     [(check, value)] = remarks(tmp_path, rows)
-    assert (check, value[:41]) == ("ingest", "classes of one name in another spelling: ")
+    assert (check, value[:48]) == ("ingest", "names that differ only in case or Unicode form: ")

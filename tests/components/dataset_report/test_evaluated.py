@@ -86,7 +86,7 @@ def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class, images_
     network = linear([0.0, 0.0], [1.0, 0.0])
     export(network, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(model), (DecodeRaw(8, 8),))
     assert len(predict(images_of(made), str(made), str(model)).predicted) == 8
-    with pytest.raises(OptionError, match="does not take the records of the dataset, .*; give the model that was"):
+    with pytest.raises(OptionError, match="cannot read the records of the dataset, .*; give the model that was"):
         predict(images_of(made), str(made), str(always_first_class))
 
 

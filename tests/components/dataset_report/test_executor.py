@@ -48,7 +48,7 @@ def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class,
     assert "Macro average" in words
     assert "Weighted average" in words
     assert "decode_random_crop(16)|flip" in words
-    assert f"is wrong about {found.images - round(found.value * found.images)}; here" in words
+    assert f"is wrong for {found.images - round(found.value * found.images)}; these" in words
 
 
 def test_rejects_are_drawn_from_the_source(tmp_path):

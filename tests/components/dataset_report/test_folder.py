@@ -75,7 +75,7 @@ def test_images_are_found_by_what_a_model_takes_them_for_mistakes_first(dataset,
 
 def test_of_very_many_images_a_part_is_shown_and_the_index_says_so(dataset, tmp_path, monkeypatch):
     count = image_table.read(dataset).num_rows
-    monkeypatch.setattr(render, "_MOST_IMAGES", count // 2)
+    monkeypatch.setattr(render, "_MAX_IMAGES", count // 2)
     shown = render_all(str(dataset), str(tmp_path / "pages"))
     assert shown == -(-count // 2)
     words = Page((tmp_path / "pages" / "index.html").read_text()).words()

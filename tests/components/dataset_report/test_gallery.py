@@ -94,9 +94,9 @@ def test_a_stored_image_over_a_limit_is_a_placeholder_with_its_reason(tmp_path):
         page = render(str(made))
     pictures = {tile.key: tile.picture for tile in strip.tiles}
     assert pictures["a/bad.png"].url == ""
-    assert pictures["a/bad.png"].problem == "decoder_crashed: the decoder broke down: KeyError: 'a bug'"
+    assert pictures["a/bad.png"].problem == "decoder_crashed: the decoder failed: KeyError: 'a bug'"
     assert pictures["a/good.png"].url
-    assert 'title="decoder_crashed: the decoder broke down' in page
+    assert 'title="decoder_crashed: the decoder failed' in page
 
 
 RAW = {record.ENCODED: [b"pixels"], record.FORMAT: [b"raw"]}

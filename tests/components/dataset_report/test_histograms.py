@@ -92,7 +92,7 @@ def test_the_most_frequent_values_come_first(dataset, images_of):
     train, rest = iter([[name] for name in "bbbaaac"]), iter(f"v{number}" for number in range(100))
     cameras = [next(train, []) if split == "train" else ["c", *itertools.islice(rest, 3)] for split in splits]
     found = distributions(images_of(dataset, extra=[json.dumps({"camera": camera}) for camera in cameras]))
-    (chart,) = found.names
+    (chart,) = found.text_columns
     evaluated = splits.count("eval")
     assert [value.text for value in chart.values][:4] == ["c", "a", "b", "v0"]
     assert len(chart.values) == 12
@@ -103,25 +103,25 @@ def test_the_most_frequent_values_come_first(dataset, images_of):
 def test_the_charts_of_a_dataset_count_its_images(dataset, images_of):
     found = distributions(images_of(dataset))
     made = manifest.load(str(dataset))
-    assert [chart.title for chart in found.numbers] == [
+    assert [chart.title for chart in found.histograms] == [
         *("Short side (pixels)", "Aspect (width : height)", "File size (kB)"),
         *("Brightness (0-255)", "Red mean (0-255)", "Green mean (0-255)", "Blue mean (0-255)"),
     ]
-    for chart in found.numbers:
+    for chart in found.histograms:
         for split, info in made.splits.items():
             assert sum(counts_of(chart, split)) == info.records
     table = image_table.read(dataset).to_pydict()
     columns = zip(table["split"], table["height"], table["width"], strict=True)
     sides = [min(height, width) for split, height, width in columns if split == "train"]
-    assert found.numbers[0].lines[0].low == str(min(sides))
-    assert found.numbers[0].lines[0].high == str(max(sides))
+    assert found.histograms[0].lines[0].low == str(min(sides))
+    assert found.histograms[0].lines[0].high == str(max(sides))
 
 
 def test_user_columns_become_histograms_or_values(dataset, images_of):
     extras = [json.dumps({"age": index, "tags": ["x", f"t{index % 2}"]}) for index in range(24)]
     found = distributions(images_of(dataset, extra=extras))
-    assert found.numbers[-1].title == "age"
-    assert [(column.title, [value.text for value in column.values]) for column in found.names] == [
+    assert found.histograms[-1].title == "age"
+    assert [(column.title, [value.text for value in column.values]) for column in found.text_columns] == [
         ("tags", ["x", "t0", "t1"])
     ]
     assert found.columns_left_out == 0
@@ -131,7 +131,7 @@ def test_dropped_images_are_not_counted(dataset, images_of):
     shards = image_table.read(dataset)["shard"].to_pylist()
     images = images_of(dataset, shard=[-1, *shards[1:]])
     found = distributions(images)
-    assert sum(sum(counts_of(found.numbers[0], split)) for split in images.dataset.splits) == len(shards) - 1
+    assert sum(sum(counts_of(found.histograms[0], split)) for split in images.dataset.splits) == len(shards) - 1
 
 
 def test_of_very_many_splits_the_first_are_drawn(dataset, images_of):

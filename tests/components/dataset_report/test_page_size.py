@@ -90,7 +90,7 @@ def test_the_page_of_100_000_images_stays_under_10_megabytes_and_says_what_is_le
     words = " ".join(text.split())
     for said in (
         "of the first 60 of 1,000 classes",
-        " images of 100,000, drawn by chance",
+        " images of 100,000, a random sample",
         "200 of them are listed",
         "30 are shown",
         "800 classes between them are left out",

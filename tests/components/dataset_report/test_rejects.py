@@ -110,5 +110,5 @@ def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, 
     with broken_decoders(tmp_path):
         found = {name: render_reject(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
     assert found["slow.png"].problem.startswith("too_slow: it took more than 1 s")
-    assert found["crash.png"].problem == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
+    assert found["crash.png"].problem == "decoder_crashed: the decoder failed: SIGSEGV, 3 times"
     assert size_of(found["good.png"]) == (40, 30)

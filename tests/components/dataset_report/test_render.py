@@ -92,7 +92,7 @@ def test_the_accuracy_stands_beside_that_of_the_largest_class(dataset, share, is
     assert (f'data-value="{share}">{share or 0:.1%}'.replace("%", " %") in text) == bool(share)
     beside = f"; largest class {share:.1%}".replace("%", " %") if share else ""
     assert f"<div{' class=bad' if is_bad else ''}><dt>accuracy{beside}</dt><dd>81.2 %</dd></div>" in text
-    assert ("with <code>evaluate.above_largest_class</code>, the interval must begin above it" in text) == bool(share)
+    assert ("with <code>evaluate.above_largest_class</code>, the interval must be above it" in text) == bool(share)
 
 
 def test_hostile_names_stay_text(tmp_path):
@@ -179,13 +179,13 @@ def test_what_is_not_known_has_no_section(dataset):
 def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     words = Page(render(str(dataset), verdict=VERDICT)).words()
     assert words.index("The gate found 1 problem") < words.index("Channels of train")
-    assert "It only reports, so the pipeline went on." in words
+    assert "Its mode is report, so the pipeline continued." in words
     assert "drift in train , f 0.2 — allowed: 0.1 look" in words
     assert "nothing to note" in words
     assert "Setting Result imbalance 4 : 1 none gate.max_imbalance not checked" in words
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
     assert "L-infinity 0.300 not checked" in words
-    assert "the limit of skew and drift is the setting plus what two random samples of these sizes differ by." in words
+    assert "limit of skew and drift is the setting plus the difference of two random samples of these sizes." in words
 
 
 def test_the_training_is_drawn_with_the_epoch_that_was_exported(dataset):
@@ -242,7 +242,7 @@ def test_remarks_make_a_verdict_amber_and_stand_below_findings(dataset):
     ("verdict", "said"),
     [
         ({**VERDICT, "findings": []}, "Anomalies: 0 in train."),
-        ({"limits": {}, "anomalies": {}}, "No gate measured how far the splits are apart"),  # of an older gate
+        ({"limits": {}, "anomalies": {}}, "There is no verdict of a gate with distances"),  # of an older gate
     ],
 )
 def test_a_verdict_without_findings_says_so(dataset, verdict, said):
@@ -314,7 +314,7 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     assert len(gallery) == 4 * len(shown)
     measured = options.get("facts") != "basic"
     assert ("Channels of all" in page.text) == ("Brightness (0-255)" in page.text) == measured
-    assert ("Not looked for; --near-duplicates report finds them." in page.words()) is not measured
+    assert ("The ingest did not search for them; --near-duplicates report does." in page.words()) is not measured
     # The pictures of augmentation need no label: each image as it is stored, as trained on, and as evaluated.
     drawn = [attributes for tag, attributes in page.tags if tag == "td" and attributes.get("class") == "stored"]
     assert len(drawn) == 4

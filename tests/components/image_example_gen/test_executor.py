@@ -104,7 +104,7 @@ def test_a_command_watches_the_stages_of_the_ingest(photos, tmp_path):
 def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_path):
     source = Path(shutil.copytree(photos, tmp_path / "source"))
     (source / "china" / "bad.jpg").write_bytes(b"no image")
-    with pytest.raises(TooManyRejects, match=r"All of them are in .*/\.work-\w+-f00/rejects\.parquet"):
+    with pytest.raises(TooManyRejects, match=r"All bad images are listed in .*/\.work-\w+-f00/rejects\.parquet"):
         do(source, tmp_path / "attempts", max_reject_ratio=0.0)
     # TFX would remove the directory of the attempt now; the work beside it stays, facts of good images included.
     (work,) = (tmp_path / "attempts").glob(".work-*")

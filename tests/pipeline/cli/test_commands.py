@@ -54,7 +54,7 @@ WRONG = [
     ("ingest photos --out o --overwrite --append", "overwrite and append exclude one another; give one of them"),
     ("ingest photos --out o --append", "o holds no dataset to add to; leave --append out to make one"),
     ("ingest photos", "--out is missing; see `feedline ingest --help`"),
-    ("ingest photos --out flat", "flat holds '1.jpg' and is not the rest of an earlier ingest"),
+    ("ingest photos --out flat", "flat holds '1.jpg' and is not an unfinished ingest"),
     ("ingst", "there is no command 'ingst'; did you mean ingest?"),
     ("ingest photos --out o --seed x", "--seed: 'x' is not a valid integer; see `feedline ingest --help`"),
     ("ingest --out o", "SOURCE is missing; see `feedline ingest --help`"),
@@ -189,7 +189,7 @@ def test_every_label_of_an_image_over_the_threshold_is_shown(place, said):
         ("predict model photos", "photos is a directory; give the image files in it, such as photos/*.jpg"),
         ("ingest nowhere --out o", "nowhere does not exist; give a folder"),
         ("ingest photos --out published", "published already holds a dataset; choose another --out"),
-        ("ingest photos --out hollow", "hollow holds 'cat' and is not the rest of an earlier ingest"),
+        ("ingest photos --out hollow", "hollow holds 'cat' and is not an unfinished ingest"),
         ("ingest photos --out photos/o", "photos/o lies inside the source photos"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from pipeline.cli.click_groups import SPLIT
-from pipeline.cli.completion import _CLASSES, ASSIGNMENT, OP_CHAIN, OPS
+from pipeline.cli.completion import _COMPLETION_CLASSES, ASSIGNMENT, OP_CHAIN, OPS
 from pipeline.settings import known_settings
 
 
@@ -75,7 +75,7 @@ def test_values_are_taken_as_they_are_typed(capsys):
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_scripts_put_no_blank_behind_what_wants_a_value(shell):
     classes = {"bash": "compopt -o nospace", "zsh": """compadd -U -S "$end" """}
-    script = _CLASSES[shell](command, {}, "x", "_X_COMPLETE")
+    script = _COMPLETION_CLASSES[shell](command, {}, "x", "_X_COMPLETE")
     text = script.source_template % script.source_vars()
     assert classes[shell] in text
     if not shutil.which(shell):

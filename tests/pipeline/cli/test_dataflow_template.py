@@ -48,12 +48,12 @@ def test_the_parameters_are_those_of_the_program_in_the_words_of_the_service():
     [
         (["--arguments=--polcy copy"], "there is no option '--polcy'; did you mean --policy?"),
         (["--arguments=--label-column 'kind"], "No closing quotation; quote them as for a shell"),
-        (["--arguments=--runner local"], "the local runner has no options, name another with --runner"),
+        (["--arguments=--runner local"], "the local runner has no options; name another one with --runner"),
         (["--config=/nowhere/own.yaml"], "config is '/nowhere/own.yaml', which cannot be read: "),
-        (["--max_num_workers=1", "--num_workers=2"], "num_workers is 2, more than max_num_workers, 1"),
-        (["--arguments=--dry-run"], "arguments has --dry-run, and a job would write nothing; remove it"),
+        (["--max_num_workers=1", "--num_workers=2"], "num_workers is 2, above max_num_workers, 1"),
+        (["--arguments=--dry-run"], "arguments contains --dry-run, with which the job would write nothing; remove it"),
         (["--labels={team: vision"], "labels is '{team: vision'; write it as team=vision, or as {team: vision}"),
-        (["--out=dataset"], "--out is 'dataset'; workers of Dataflow write to a bucket"),
+        (["--out=dataset"], "--out is 'dataset'; Dataflow workers write to buckets"),
     ],
 )
 def test_a_mistake_is_named_before_a_job_is_made(monkeypatch, capsys, arguments, message):

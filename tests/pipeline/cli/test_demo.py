@@ -10,7 +10,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from pipeline.cli import demo, execute
 from pipeline.runs import unchanged
-from pipeline.runs.unchanged import Answer
+from pipeline.runs.unchanged import RunOutput
 
 
 def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):
@@ -51,8 +51,8 @@ def test_the_demo_answers_from_the_record_if_it_may(tmp_path, capsys):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("output")
     config = demo.config(str(root / "images"), str(root))
-    answer = Answer(text="images  3", values={"images": 3}, refusal="", model_dir=str(root / "serving" / "1"))
-    unchanged.remember(config, unchanged.inputs(config), answer)
+    answer = RunOutput(text="images  3", values={"images": 3}, refusal="", model_dir=str(root / "serving" / "1"))
+    unchanged.write_record(config, unchanged.input_digest(config), answer)
     assert execute(["demo", "--root", str(root)]) == 0
     assert "images  3" in capsys.readouterr().out
     assert execute(["demo", "--root", str(root), "--no-fast"]) == 2

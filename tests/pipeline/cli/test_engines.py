@@ -55,7 +55,7 @@ def test_options_win_over_the_section_of_the_same_engine():
 
 
 def test_settings_without_a_runner_are_not_passed_over():
-    with pytest.raises(OptionError, match="engine.retries is set and engine.runner is not; set that too, or --runner"):
+    with pytest.raises(OptionError, match="engine.retries is set, but engine.runner is not; set it, or give --runner"):
         parse_engine(None, [], {"retries": 1})
 
 
@@ -89,7 +89,7 @@ def test_the_configuration_and_the_environment_choose_the_engine(photos, parts, 
         ("job_server_jar", "absent.jar", "job_server_jar is 'absent.jar', which is not a file"),
         ("job_server_jar", "http://localhost:1/job.jar", "http://localhost:1/job.jar.sha512 cannot be fetched"),
         ("flink_master", "localhost:1", "flink_master is localhost:1, which does not answer"),
-        ("worker_command", "absent", "the worker absent does not exist or is no program"),
+        ("worker_command", "absent", "the worker absent does not exist or is not executable"),
     ],
 )
 def test_a_dry_run_looks_for_what_flink_needs(setting, value, problem, photos, parts, tmp_path, refused):
@@ -123,8 +123,8 @@ def test_a_source_in_s3_needs_workers_that_have_a_client_for_it(monkeypatch):
 
 @pytest.mark.parametrize(("typed", "left"), [(b"c\n", False), (b"\n", True), (b"", True)])
 def test_ctrl_c_leaves_a_job_unless_c_is_typed_and_names_the_command_that_follows_it(typed, left, monkeypatch, capsys):
-    assert ingest_command.ASK_S == 10
-    monkeypatch.setattr(ingest_command, "ASK_S", 10 if typed else 0.1)
+    assert ingest_command.ANSWER_TIMEOUT_S == 10
+    monkeypatch.setattr(ingest_command, "ANSWER_TIMEOUT_S", 10 if typed else 0.1)
     monkeypatch.setattr(sys, "argv", ["/bin/feedline", "ingest", "my photos", "--out", "gs://bucket/out"])
     keyboard, terminal = pty.openpty()
     with open(keyboard, "wb", buffering=0) as keys, open(terminal, encoding="utf-8") as stdin:

@@ -29,7 +29,7 @@ def test_a_project_is_written_into_any_directory(here, said, name):
     target = here / name
     shown = said("init", name)
     assert sorted(set(os.listdir(target)) - {"empty"}) == WRITTEN
-    assert "Name your images in" in shown
+    assert "Set ingest.source in" in shown
     last = shown.splitlines()[-1]
     assert last.startswith("Try next:  ")
     assert last.endswith("run --config pipeline.yaml")
@@ -39,7 +39,7 @@ def test_a_project_is_written_into_any_directory(here, said, name):
 def test_it_is_written_beside_the_images(here, said):
     class_folders(here / "photos", per_class=1)
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
-    assert "Name your images" not in said("init", ".")  # they are where the file says
+    assert "Set ingest.source in" not in said("init", ".")  # they are where the file says
     assert sorted(os.listdir()) == sorted([*WRITTEN, "photos"])
     assert before == {path: path.read_bytes() for path in (here / "photos").rglob("*") if path.is_file()}
     assert gather("pipeline.yaml", {}, (), {}).build().ingest.source == str(here / "photos")
@@ -57,7 +57,7 @@ def test_a_run_without_a_file_leads_to_init(here, refused, arguments):
     ("arguments", "message"),
     [
         (["init", "full"], "full already has pipeline.yaml, README.md; move them, or name another directory"),
-        (["init", "full/notes.txt"], "full/notes.txt is a file; name a directory, new or not"),
+        (["init", "full/notes.txt"], "full/notes.txt is a file; name an existing or a new directory"),
         (["init", "gs://bucket/project"], "gs://bucket/project is not on this machine; name a local directory"),
         (["init", "full/notes.txt/below"], "full/notes.txt/below cannot be written: Not a directory"),
     ],

@@ -173,7 +173,7 @@ def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
 )
 def test_eighty_columns_have_the_time_that_is_left_and_no_half_of_a_word(monkeypatch, seconds, shown):
     stage = common._Stage("examining", Progress(50_000), lambda: Progress(12_345, 2 * 10**12, 1_234))
-    stage.started -= seconds
+    stage.started_s -= seconds
     monkeypatch.setattr(common, "_Stage", lambda *_: stage)
     with Terminal(monkeypatch, 80) as terminal, common.watch_progress("examining", Progress(), Progress):
         pass

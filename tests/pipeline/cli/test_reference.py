@@ -52,7 +52,7 @@ def test_every_setting_has_a_row():
 @pytest.mark.parametrize(
     ("key", "cells"),
     [
-        ("root", ["text", "none: must be given"]),
+        ("root", ["text", "none; required"]),
         ("train.class_weights", ["balanced or mapping of names to numbers", "`''`"]),
         ("ingest.splits", ["mapping of names to numbers", "`{train: 0.9, eval: 0.1}`"]),
     ],
@@ -63,6 +63,6 @@ def test_types_and_defaults_are_those_of_the_code(key, cells):
 
 def test_meanings_are_sentences_with_their_option_and_without_names_of_the_code():
     assert rows()["train.epochs"][2] == "Passes over the training split. Option `--epochs`."
-    assert rows()["ingest.source_kind"][2].startswith("What the source is: `auto`, `folder`, `glob`, `csv`")
+    assert rows()["ingest.source_kind"][2].startswith("Kind of the source: `auto`, `folder`, `glob`, `csv`")
     assert "SOURCE_KINDS" not in settings_page()
     assert "None" not in settings_page()

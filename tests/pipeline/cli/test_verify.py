@@ -11,9 +11,9 @@ DATAFLOW = ["--runner", "dataflow", *(f"--runner-option={name}={value}" for name
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--runner", "flink"], "--work is not set; the workers of flink write reports: name a directory for them"),
+        (["--runner", "flink"], "--work is not set; name a directory for the reports of the workers of flink"),
         ([*DATAFLOW, "--work", "gs://bucket/work"], "DATASET is '{}', which no Dataflow worker can read"),
-        (["--work", "gs://bucket/work"], "--work is set and the runner is local, which needs none"),
+        (["--work", "gs://bucket/work"], "--work is set, but the local runner does not use it"),
     ],
 )
 def test_what_workers_cannot_reach_is_refused_before_anything_starts(dataset, options, message):

@@ -65,10 +65,10 @@ def test_every_target_has_its_module_of_checks():
 def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_installs_it(distribution):
     core, extra = by_name(doctor.packages("")), by_name(doctor.packages("tfx"))
     assert core.keys() == {"numpy"}
-    assert core["numpy"].detail.endswith("required is <1")
+    assert core["numpy"].detail.endswith("but <1 is required")
     assert core["numpy"].remedy.endswith("pip install 'numpy<1'")
     assert extra.keys() == {"no-such-package"}
-    assert extra["no-such-package"].detail == "is not installed, required is >=2"
+    assert extra["no-such-package"].detail == "is not installed, but >=2 is required"
     assert extra["no-such-package"].remedy.endswith("pip install 'no-such-package[fast]>=2'")
 
 
@@ -175,7 +175,7 @@ def test_the_exit_code_is_3_when_something_is_missing_and_every_line_says_what_r
     ("arguments", "message"),
     [
         (["--target", "spark"], "there is no --target 'spark'; known are local, flink"),
-        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read: it does not exist; `feedline init` writes"),
+        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read: it does not exist; `feedline init`"),
     ],
 )
 def test_a_wrong_request_is_code_2(refused, arguments, message):

@@ -52,7 +52,7 @@ def test_a_cluster_that_does_not_answer_is_given_up_in_time(monkeypatch):
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         silence = flink.cluster(Options(flink_master=address))
     assert silence.detail.endswith("does not answer as Flink: timed out")
-    assert "flink_master=HOST:PORT, that of the REST endpoint" in silence.remedy
+    assert "flink_master=HOST:PORT of the REST endpoint" in silence.remedy
 
 
 def test_a_machine_that_refuses_a_name_that_leads_nowhere_and_an_answer_of_something_else_are_told_apart(overview):
@@ -85,7 +85,7 @@ def test_a_worker_of_another_python_is_named(tmp_path):
     old = executable(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
     other = executable(tmp_path / "feedline-worker", f"#!{old}\n")
     different = flink.worker(Options(worker_command=str(other)))
-    assert f" has Python 3.9.1, this is {platform.python_version()}" in different.detail
+    assert f" has Python 3.9.1, this program {platform.python_version()}" in different.detail
     same = executable(tmp_path / "same", f"#!{sys.executable}\n")
     assert flink.worker(Options(worker_command=str(same))).ok
     assert flink.worker(Options(worker_command=str(tmp_path / "absent"))).mark == "missing"
@@ -107,7 +107,7 @@ def test_a_file_that_asks_for_another_runner_is_told_so_and_what_was_looked_at(t
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     found = checks["section engine"]
     assert found["mark"] == "warn"
-    assert found["detail"] == "engine.runner is dataflow, not flink, which is checked with its defaults"
+    assert found["detail"] == "engine.runner is dataflow; flink is checked with default settings"
     assert found["remedy"].startswith("feedline doctor --target dataflow -c pipeline.yaml, or ")
     assert "cluster" in checks
 
@@ -149,8 +149,8 @@ def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
     image = "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"
     found = of_kubeflow(root="gs://BUCKET/photos", image=image)
     assert {name: check.detail for name, check in found.items() if not check.ok} == {
-        "container image": f"{image}; replace PROJECT by your name",
-        "bucket": "gs://BUCKET/photos; replace BUCKET by your name",
+        "container image": f"{image}; replace PROJECT with a real name",
+        "bucket": "gs://BUCKET/photos; replace BUCKET with a real name",
     }
 
 
@@ -202,7 +202,7 @@ def test_without_the_program_of_airflow_it_says_that_compile_needs_none(tmp_path
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     check = by_name(orchestrators.airflow_checks(SETTINGS))["airflow"]
-    assert (check.mark, "DAG file is written without one" in check.detail) == ("warn", True)
+    assert (check.mark, "DAG file can be written without it" in check.detail) == ("warn", True)
     assert "-r constraints/airflow3.txt" in check.remedy
     executable(tmp_path / "airflow", "#!/bin/sh\n")
     assert "is not a Python script" in by_name(orchestrators.airflow_checks(SETTINGS))["airflow"].detail

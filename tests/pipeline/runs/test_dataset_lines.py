@@ -35,7 +35,7 @@ def test_a_dataset_without_rejects_and_copies(dataset):
         ("split all", f"{dataset.counts.written} images, 1 shard, {shard.bytes:,} bytes"),
     ]
     unsearched = replace(dataset, options={**dataset.options, "near_duplicates": "off"})
-    line = ("near duplicates", "not looked for; --near-duplicates report looks for them")
+    line = ("near duplicates", "not searched; --near-duplicates report searches for them")
     assert set(dataset_lines(unsearched)) - set(dataset_lines(dataset)) == {line}
 
 
@@ -60,7 +60,7 @@ def test_warnings_of_the_ingest_and_of_the_dataset_are_its_last_lines(dataset):
     lonely = replace(dataset.splits[name], classes={"sky": 3})
     two = replace(dataset, labels=("sea", "sky"), splits={name: dataset.splits[name], "eval": lonely})
     two = replace(two, remarks=Remarks(warnings=("mind this", "and that")))
-    expected = ["mind this", "and that", "split eval holds no image of 1 class: sea"]
+    expected = ["mind this", "and that", "split eval has no image of 1 class: sea"]
     assert dataset_lines(two)[-3:] == [("warning", line) for line in expected]
 
 

@@ -348,10 +348,10 @@ def test_a_moved_root_and_a_copied_model_are_recognised(tmp_path):
 def test_what_nobody_knows_is_refused_in_one_line_with_what_is_known(store, root, made, tmp_path):
     stranger = write_model(tmp_path / "stranger", "another graph")
     with pytest.raises(
-        SourceError, match=r"metadata.sqlite does not know .*stranger; it knows 1700000000 in .*/serving$"
+        SourceError, match=r"metadata.sqlite has no artifact .*stranger; pushed models are 1700000000 in .*/serving$"
     ):
         find(store, str(stranger), str(root))
-    with pytest.raises(SourceError, match=r"^there is no model .*/serving/17; it knows 1700000000 in .*/serving$"):
+    with pytest.raises(SourceError, match=r"^there is no model .*/17; pushed models are 1700000000 in .*/serving$"):
         find(store, str(root / "serving" / "17"), str(root))
     with pytest.raises(
         SourceError, match=r"^no metadata.sqlite above .*stranger; name the root of its pipeline with --r"
@@ -359,7 +359,7 @@ def test_what_nobody_knows_is_refused_in_one_line_with_what_is_known(store, root
         find_root(str(stranger))
     with pytest.raises(SourceError, match="^there is no model .*nothing, and no metadata.sqlite above .*nothing; name"):
         find_root(str(tmp_path / "nothing"))
-    with pytest.raises(SourceError, match=r"^--root .* holds no metadata.sqlite; give the root of a `feedline run`$"):
+    with pytest.raises(SourceError, match=r"^--root .* contains no metadata.sqlite; give the root of a `feedline"):
         find_root(str(stranger), str(tmp_path))
 
 
@@ -374,7 +374,7 @@ def test_the_command_prints_what_a_person_asks_for_and_no_json(root, made):
     assert "cached" in paragraphs["Trainer"]
     assert "with epochs 7, image_side_px 64" in paragraphs["Trainer"]
     assert "with mode stop, max_leaks 0 " in paragraphs["DatasetGate"]
-    assert "to compare with (digest 1d1d1d1d1d1d1d1d, span 1)" in paragraphs["DatasetGate"]
+    assert "for comparison (digest 1d1d1d1d1d1d1d1d, span 1)" in paragraphs["DatasetGate"]
     assert "with Accuracy at least 0.7, example_splits eval" in paragraphs["Evaluator"]
     assert "blessed yes" in paragraphs["Evaluator"]
     assert "complete" in paragraphs["Pusher"]

@@ -110,7 +110,7 @@ def test_half_a_push_goes_and_versions_stay(config):
 def test_artifacts_of_a_lost_database_stop_the_run_instead_of_being_written_into(config, ledger):
     os.remove(config.metadata_path)
     before = held(config)
-    with pytest.raises(OptionError, match=r"holds artifacts/\S+/\d, which is not in its metadata.sqlite;"):
+    with pytest.raises(OptionError, match=r"contains artifacts/\S+/\d, which is not in its metadata.sqlite;"):
         enter(config)
     assert held(config) == before
 

@@ -44,9 +44,9 @@ import os, signal, time
 from beam_jobs.common import child_python
 from beam_jobs.images import sandbox
 from pipeline.runs import signals
-assert sandbox._own.stop in child_python.stops
+assert sandbox._own.stop in child_python.stop_functions
 ended = []
-child_python.stops[:] = [lambda: ended.append(1)]
+child_python.stop_functions[:] = [lambda: ended.append(1)]
 signals.install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
@@ -158,7 +158,7 @@ def test_who_is_asked_to_stop_waits_for_no_thread_and_leaves_with_the_code_of_th
     run = python(LEAVING)
     assert run.returncode == 143
     assert run.stdout.split() == ["unflushed", "tidied", "up"]
-    assert "interrupted; what is finished is kept, run the same command again to continue" in run.stderr
+    assert "interrupted; finished work is kept, run the same command again to continue" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -169,7 +169,7 @@ def test_the_line_is_said_wherever_the_signal_strikes(struck, name, code):
     run = python(struck.format(name=name))
     assert run.returncode == code
     assert run.stderr.splitlines() == [
-        "feedline: error: interrupted; what is finished is kept, run the same command again to continue"
+        "feedline: error: interrupted; finished work is kept, run the same command again to continue"
     ]
 
 

@@ -50,15 +50,15 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["images"] == "24 found, 24 written"
     assert lines["rejected"] == "none"
     assert lines["duplicates"] == "none"
-    assert lines["schema"] == "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
+    assert lines["schema"] == "inferred; review it, then give it with --schema, or set schema in pipeline.yaml:"
     assert lines["anomalies"] == "0 in train, 2 in eval"
     assert lines["accuracy"] == (
-        "0.5000, 95 % confidence interval 0.4038 to 0.5962, on 100 images; always the largest class gives 0.2500"
+        "0.5000, 95 % confidence interval 0.4038 to 0.5962, on 100 images; always predicting the largest class: 0.2500"
     )
     assert lines["gate"] == "passed"
     assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
     assert lines["waited"] == "1.2% of the time of the training steps for input"
-    assert lines["cache"] == "1 of 2 components served from it"
+    assert lines["cache"] == "1 of 2 components taken from the cache"
     assert lines["model"] == "serving/7"
 
 

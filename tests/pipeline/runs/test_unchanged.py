@@ -15,12 +15,12 @@ import pytest
 from pipeline.config import PipelineConfig, build
 from pipeline.runs import unchanged
 from pipeline.runs.root import exclusive_run
-from pipeline.runs.unchanged import Answer
+from pipeline.runs.unchanged import RunOutput
 from tests.make_images import class_folders, jpeg
 
 # Settings that are of no dataset, or of no type, with the value of the test: nothing is known then.
 WITHOUT_DATA = ("source", "splits", "span", "version", "columns")
-ANSWER = Answer(text="images  3", values={"images": 3}, refusal="", model_dir="serving/1")
+ANSWER = RunOutput(text="images  3", values={"images": 3}, refusal="", model_dir="serving/1")
 FILES = ("photos/china/000.jpg", "weights.h5", "schema.pbtxt", "mine.py", "layers.py", "work/report.html")
 OUTPUTS = ("metadata.sqlite", "report.html", "artifacts/Trainer/model/7/saved.pb", "serving/1/saved.pb")
 
@@ -58,7 +58,7 @@ def config(place: Path) -> PipelineConfig:
 @pytest.fixture
 def known(config: PipelineConfig) -> PipelineConfig:
     """The configuration of a run that is on record."""
-    unchanged.remember(config, unchanged.inputs(config), ANSWER)
+    unchanged.write_record(config, unchanged.input_digest(config), ANSWER)
     return config
 
 
@@ -95,7 +95,7 @@ def test_the_answer_of_the_last_run_is_given_until_something_changes_and_leaves_
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of values of another type
 def test_every_setting_counts(config):
-    before, settings = unchanged.inputs(config), list(leaves(config))
+    before, settings = unchanged.input_digest(config), list(leaves(config))
     assert before
     for *sections, name in settings:
         changed = copy.deepcopy(config)
@@ -104,7 +104,7 @@ def test_every_setting_counts(config):
             node = getattr(node, section)
         value = getattr(node, name)
         object.__setattr__(node, name, value + 1 if type(value) in (int, float) else f"not {value}")
-        after = unchanged.inputs(changed)
+        after = unchanged.input_digest(changed)
         assert after != before, name
         assert after or name in WITHOUT_DATA, name
     assert len(settings) > 100
@@ -149,7 +149,7 @@ def test_other_code_and_another_environment_count(known, monkeypatch):
 def test_the_order_of_the_splits_counts(place):
     orders = ({"train": 0.5, "eval": 0.5}, {"eval": 0.5, "train": 0.5})
     ingests = [{"source": str(place / "photos"), "splits": splits} for splits in orders]
-    one, other = (unchanged.inputs(build({"root": str(place / "work"), "ingest": ingest})) for ingest in ingests)
+    one, other = (unchanged.input_digest(build({"root": str(place / "work"), "ingest": ingest})) for ingest in ingests)
     assert one
     assert other not in ("", one)
 
@@ -157,10 +157,10 @@ def test_the_order_of_the_splits_counts(place):
 def test_another_number_of_the_same_images_counts(place):
     config = build({"root": str(place / "work"), "ingest": {"source": str(place / "spans" / "{SPAN}")}})
     class_folders(place / "spans" / "1", per_class=1)
-    before = unchanged.inputs(config)
+    before = unchanged.input_digest(config)
     (place / "spans" / "1").rename(place / "spans" / "2")
     assert before
-    assert unchanged.inputs(config) not in ("", before)
+    assert unchanged.input_digest(config) not in ("", before)
 
 
 def test_every_archive_of_a_pattern_counts(place):
@@ -168,23 +168,23 @@ def test_every_archive_of_a_pattern_counts(place):
         (place / name).parent.mkdir()
         (place / name).write_bytes(b"tar")
     config = build({"root": str(place / "work"), "ingest": {"source": f"{place}/in/{{a,../other/b}}.tar"}})
-    before = unchanged.inputs(config)
+    before = unchanged.input_digest(config)
     edit(place / "other/b.tar")
     assert before
-    assert unchanged.inputs(config) not in ("", before)
+    assert unchanged.input_digest(config) not in ("", before)
 
 
 def test_what_changes_during_a_run_is_not_recorded(place, config):
-    before = unchanged.inputs(config)
+    before = unchanged.input_digest(config)
     edit(place / "photos/china/000.jpg")
-    unchanged.remember(config, before, ANSWER)
+    unchanged.write_record(config, before, ANSWER)
     assert not is_answered(config)
 
 
 def test_another_run_ends_the_record(place, config):
     shutil.rmtree(place / "work")  # what is there is of no run
     (place / "work").mkdir()
-    unchanged.remember(config, unchanged.inputs(config), ANSWER)
+    unchanged.write_record(config, unchanged.input_digest(config), ANSWER)
     assert is_answered(config)
     with exclusive_run(config):
         assert not unchanged.is_recorded(config.root)
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_takes_the_long_way(place, config, doubt):
     elif doubt == "weights in a store":
         ingest, train = {"source": str(place / "photos")}, {"weights": "gs://bucket/weights.h5"}
         config = build({"root": config.root, "ingest": ingest, "train": train})
-    unchanged.remember(config, unchanged.inputs(config), ANSWER)
+    unchanged.write_record(config, unchanged.input_digest(config), ANSWER)
     if doubt == "damaged record":
         (place / "work" / "unchanged.json").write_text('{"format": 1, "inputs": []}')
     assert not is_answered(config)

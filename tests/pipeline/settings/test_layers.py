@@ -113,7 +113,7 @@ def test_a_wrong_file_is_named(config):
         # The message does not name the setting.
         ({}, ["ingest.splits.eval=x"], "^ingest.splits.eval .* \\(ingest.splits from file pipeline.yaml, option --set"),
         ({}, ["dataset=d"], "both images .* \\(ingest from file pipeline.yaml; dataset from option --set\\)$"),
-        ({}, ["ingest.out=x"], "^ingest.out is not for a pipeline: .* \\(ingest.out from option --set\\)$"),
+        ({}, ["ingest.out=x"], "^ingest.out is not allowed in a pipeline, .* \\(ingest.out from option --set\\)$"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_key_and_layer_and_the_nearest(config, environ, assignments, message):
@@ -171,7 +171,7 @@ def test_shares_that_no_longer_add_up_are_shown_with_their_sum(entry, shares, to
     with pytest.raises(OptionError) as error:
         gather(None, given, [f"ingest.splits.{entry}"], {})
     assert str(error.value) == (
-        f"ingest.splits is {shares}, and the sum of these shares is {total}, not 1; set the others too, or all, as in "
+        f"ingest.splits is {shares}, and the sum of these shares is {total}, not 1; set the other shares too, as in "
         f"--set ingest.splits='{mended}' (ingest.splits from default, option --set)"
     )
     assert gather(None, given, [f"ingest.splits={mended}"], {}).build().ingest.splits
@@ -270,7 +270,7 @@ def test_an_adopted_dataset_shows_no_ingest(config):
 def test_a_run_says_that_it_leaves_the_engine_out(config, capsys):
     assert execute(["run", "--config", config, "--set", "engine.runner=flink"]) == 2
     said, error, *_ = capsys.readouterr().err.splitlines()
-    assert said == "engine (option --set) is left out: `run` does all its work in this process"
+    assert said == "engine (option --set) is ignored: `run` uses only this process"
     assert "photos does not exist" in error
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.trainer.conftest import keys_of
 from trainer.bench import compare, naive_dataset, tutorial_dataset
 from trainer.bench.meter import Cost, Subject, dataset_subject, measure_alternately, sample
-from trainer.bench.stages import op_names, spell, unfuse_crop
+from trainer.bench.stages import op_names, op_text, unfuse_crop
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Flip, RandomCropResize, parse_ops
 from trainer.options import InputOptions
@@ -37,7 +37,7 @@ def test_the_baselines_deliver_the_same_images_labels_and_numbers(shades, baseli
     assert sorted(itertools.chain(*greys)) == seen == [(float(grey), int(grey >= 48)) for grey in range(96)]
 
 
-def test_the_naive_pipeline_is_the_one_of_the_tutorials(shades):
+def test_the_naive_pipeline_is_sequential_and_not_tuned(shades):
     naive = naive_dataset(str(shades), "train", options(batch_size=5))
     assert naive.element_spec == (tf.TensorSpec((None, 8, 8, 3), tf.float32), tf.TensorSpec((None,), tf.int64))
     assert naive.options().autotune.enabled is False
@@ -72,7 +72,7 @@ def test_the_baselines_decode_whole_images_and_crop_afterwards():
 
 def test_a_spelled_chain_is_the_same_chain():
     chain = "decode|random_crop_resize(8, min_area=0.3)|flip|flip_vertical"
-    assert "|".join(map(spell, parse_ops(chain))) == chain
+    assert "|".join(map(op_text, parse_ops(chain))) == chain
 
 
 def test_an_op_that_comes_twice_is_numbered_and_a_long_one_cut():

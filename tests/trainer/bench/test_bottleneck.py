@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.bench_figures import figures
 from trainer.bench.bottleneck import find_bottleneck
 
-DECODE_IS = "Decoding is the bottleneck: 1,560 of the 1,610 images/s 2 cores can decode."
+DECODE_IS = "Decoding is the bottleneck: 1,560 of the 1,610 images/s that 2 cores can decode."
 TINY = {
     "ops": (20_000.0, 60.0),
     "decode_random_crop(224)": (30_000.0, 12.0),
@@ -29,7 +29,7 @@ CASES = {
         *({"pipeline": (2_105.0, 500.0)}, {}, "decode"),
         *("Decoding is the bottleneck: 1,700 images/s alone, 2,105 all", "ingest --policy resize --side-px 256"),
     ),
-    "pixels": ({}, {"policy": "raw"}, "decode", "Taking pixels out of the records is the bottleneck", ""),
+    "pixels": ({}, {"policy": "raw"}, "decode", "Extracting pixels from the records is the bottleneck", ""),
     "one thread of two": ({}, {"threads": 1}, "decode", "1 of 2 cores prepare images", "threads=0"),
     "more threads than cores": ({}, {"threads": 3}, "decode", DECODE_IS, "ingest --policy resize --side-px 256"),
     "heavy op of the device": (

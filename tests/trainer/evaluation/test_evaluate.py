@@ -55,7 +55,7 @@ def test_a_host_without_a_record_counts_nothing(shades):
     assert evaluate_part(brightness(), nothing, Plan()) == {"accuracy": Tally(), "loss": Tally()}
 
 
-def test_hosts_meet_in_the_directory_and_all_get_the_whole(shades, tmp_path):
+def test_hosts_exchange_sums_and_all_get_the_metrics_of_the_split(shades, tmp_path):
     plan = Plan(directory=str(tmp_path), wait_s=60)
 
     def run(index: int) -> Evaluation:
@@ -89,7 +89,7 @@ def test_the_part_of_another_training_is_not_taken(tmp_path):
     peer.write(part, fingerprint(brightness(20.0)))
     weights = fingerprint(brightness())
     here.write(part, weights)
-    with pytest.raises(FeedlineError, match=r"worker 1 of 2 .*worker-1-of-2.json is of other weights"):
+    with pytest.raises(FeedlineError, match=r"worker 1 of 2 .*worker-1-of-2.json belongs to other weights"):
         here.read_all(weights, 0.1)
     peer.write(part, weights * (1 + 1e-9))  # the last bit may differ
     assert here.read_all(weights, 0.1) == [part, part]
@@ -129,7 +129,7 @@ def test_images_without_a_label_cannot_be_evaluated(shades):
         evaluate(brightness(), lambda host: unlabelled)
 
 
-def test_measures_of_ones_own_and_the_interval_that_chooses(shades):
+def test_user_measures_have_intervals_and_a_lower_bound(shades):
     far = Measure(function=lambda labels, outputs: np.abs(outputs[:, 1] - labels), lower_is_better=True)
     plan = Plan(measures={**MEASURES, "far": far}, confidence=0.9)
     found = evaluate(brightness(), lambda host: batches_of(shades, host), plan)
@@ -140,7 +140,7 @@ def test_measures_of_ones_own_and_the_interval_that_chooses(shades):
     assert found.value("accuracy", "lower_bound") == figures["accuracy"].low < figures["accuracy"].value
     far_values = [found.logs()[name] for name in ("far", "far_error", "far_low", "far_high")]
     assert far_values == [getattr(figures["far"], name) for name in ("value", "error", "low", "high")]
-    with pytest.raises(OptionError, match="there is no figure 'acuracy'; did you mean accuracy"):
+    with pytest.raises(OptionError, match="there is no metric 'acuracy'; did you mean accuracy"):
         found.value("acuracy")
     with pytest.raises(OptionError, match="there is no way to choose 'upper'"):
         found.value("loss", "upper")

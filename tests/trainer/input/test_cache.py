@@ -90,11 +90,11 @@ def test_auto_keeps_what_fits_and_says_how_much_it_takes(noise):
     assert dataclasses.replace(choice, reason="") == CacheChoice(
         kind="memory", reason="", ops=3, size=(12, 12), bytes=61 * 12 * 12 * 3
     )
-    assert "0 MB, twice that while it is filled, of 1 MB" in choice.reason
+    assert "0 MB, and twice as much while it is filled; the limit is 1 MB" in choice.reason
 
 
 @pytest.mark.parametrize(("spare", "kind"), [(1e-6, "memory"), (-1e-6, "none")])
-def test_auto_keeps_nothing_beyond_its_limit(noise, spare, kind):
+def test_auto_caches_nothing_above_its_limit(noise, spare, kind):
     assert chosen(noise, cache="auto", cache_mb=2 * 61 * 12 * 12 * 3 / 1e6 + spare).kind == kind
 
 
@@ -112,7 +112,7 @@ def test_auto_without_a_limit_takes_a_quarter_of_the_free_memory(shades):
     ("values", "once", "reason"),
     [
         ({"cache": "none"}, False, "cache is none"),
-        ({"cache": "auto"}, True, "one pass reads everything once anyway"),
+        ({"cache": "auto"}, True, "a single pass reads each record once"),
         ({"cache": "auto", "service": "grpc://localhost:1"}, False, "a tf.data service reads the shards"),
     ],
 )
@@ -126,7 +126,7 @@ def test_auto_leaves_local_files_to_the_system_when_no_op_makes_images_of_one_si
     choice = chosen(noise, "decode_random_crop(8)|flip", cache="auto")
     assert (choice.kind, choice.reason) == (
         "none",
-        "images differ in size before random ops; local files need no cache",
+        "images differ in size before a random op; local files need no cache",
     )
     remote = dataclasses.replace(index_of(noise), files=("gs://bucket/shard",))
     choice = choose_cache(options(cache="auto"), parse_ops("decode_random_crop(8)"), remote, single_pass=False)

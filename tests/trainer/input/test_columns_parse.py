@@ -174,7 +174,7 @@ def corner_of(window: np.ndarray, image: np.ndarray) -> tuple[int, int]:
         ("multi_crop(1, 24, mirror=False, keep=0.0)", 1, ("boxes",)),
     ],
 )
-def test_boxes_and_masks_come_with_each_crop_of_their_image(many, chain, outputs, targets):
+def test_each_crop_has_the_boxes_and_masks_of_its_image(many, chain, outputs, targets):
     given = options(
         image_side_px=24, train_ops=f"decode|{chain}", targets=targets, columns=("tags",), shuffle_mb=0.03, cache="none"
     )
@@ -223,9 +223,9 @@ def test_an_unknown_column_is_answered_with_the_nearest(many):
 def test_what_a_dataset_does_not_have_is_refused_in_one_line(shades):
     with pytest.raises(OptionError, match="there is no user column 'age', the images have none"):
         spec_of(shades, options(columns=("age",)))
-    with pytest.raises(OptionError, match=r"targets names 'boxes', but the images of .* have no boxes$"):
+    with pytest.raises(OptionError, match=r"targets contains 'boxes', but the images of .* have no boxes$"):
         spec_of(shades, options(targets=("boxes",)))
-    with pytest.raises(OptionError, match=r"targets names 'mask', but the images of .* have no masks$"):
+    with pytest.raises(OptionError, match=r"targets contains 'mask', but the images of .* have no masks$"):
         spec_of(shades, options(targets=("mask",)))
 
 
@@ -253,7 +253,7 @@ def test_a_column_whose_later_part_holds_another_type_is_refused(tmp_path):
     assert spec_of(tmp_path / "out", options(columns=("age",)))["extra/age"].dtype == tf.int64
     ingest_table(tmp_path, ["1", "2", "2.5"])
     with pytest.raises(
-        OptionError, match=r"columns: user column 'age' holds int and float, .*; ingest all parts together"
+        OptionError, match=r"columns: user column 'age' has the types int and float, .*; ingest all parts together"
     ):
         spec_of(tmp_path / "out", options(columns=("age",)))
 

@@ -75,7 +75,7 @@ CHANGED = "has changed: its checksum is not the one that was written"
         (95, inverted(12), CHANGED),
         (40, lambda data: bytes(len(data)), "has a damaged length"),
         (95, lambda data: framed(b"\xff" * (len(data) - 16)), "is not a tf.train.Example"),
-        (40, renamed, "is that of b'x"),
+        (40, renamed, "has the key b'x"),
         (5, lambda data: struct.pack("<Q", 1 << 60) + data[8:], "has a damaged length"),  # for which no memory is taken
     ],
 )
@@ -222,7 +222,7 @@ def test_bytes_after_the_last_record_are_explained(copied):
     with shard.open("ab") as stream:
         stream.write(b"junk" * 10)
     message = str(explain(str(copied), "train", failure_of(copied)))
-    assert message.startswith(f"{shard} has {size + 40} bytes, dataset.json says {size}; training stopped: ")
+    assert message.startswith(f"{shard} has {size + 40} bytes instead of the {size} in dataset.json; training ")
 
 
 def test_an_error_that_is_not_of_the_data_is_not_explained_by_it(copied):

@@ -35,8 +35,8 @@ def test_records_are_counted_with_their_size_and_their_files(noise, tmp_path):
     [
         ({}, r"windows of 64 records from 64 runs of 1; a record moves by \d\d% of an epoch"),
         ({"shuffle_mb": 0.25, "lanes": 1}, r"windows of \d\d records from \d+ runs of \d+; a record moves"),
-        ({"shuffle": "global"}, r"all records mixed, read one by one; a record moves by \d\d%"),
-        ({"shuffle": "none"}, "as in the shards$"),
+        ({"shuffle": "global"}, r"all records shuffled together, read one by one; a record moves by \d\d%"),
+        ({"shuffle": "none"}, "the order of the shards$"),
         ({"balance": "uniform"}, "balanced: .*of 61 an epoch; records are read one by one$"),
         ({"balance": {"cat": 0.5, "owl": 0.5}}, "balanced: cat 31, owl 30 of 61 an epoch|balanced: cat 30, owl 31"),
     ],
@@ -46,9 +46,9 @@ def test_the_order_is_explained(noise, values, said):
     assert re.match(said, lines(noise, **values)["order"])
 
 
-def test_the_cache_says_why(noise):
-    values = {"cache": "auto", "cache_mb": 0.001, "train_ops": RANDOM}
-    assert lines(noise, **values)["cache"] == "none: it would take 0 MB, twice that while it is filled, of 0 MB for it"
+def test_the_description_has_the_reason_for_the_cache(noise):
+    cache = lines(noise, cache="auto", cache_mb=0.001, train_ops=RANDOM)["cache"]
+    assert cache == "none: it would take 0 MB, and twice as much while it is filled; the limit is 0 MB"
 
 
 def test_ops_batches_and_device_are_named(noise):
@@ -60,10 +60,10 @@ def test_ops_batches_and_device_are_named(noise):
     shared = lines(noise, host=Host(index=0, count=2), batch_size=16)["batch"]
     assert shared.startswith("8 images of 16 over all hosts, ")
     kept = lines(noise, cache="memory", train_ops="decode|resize(8)", threads=3)["images"]
-    assert kept == "decode|resize(8), applied in advance, then batches on 3 threads"
+    assert kept == "decode|resize(8), in batches on 3 threads"
 
 
-def test_every_buffer_has_its_bytes(noise):
+def test_the_bytes_of_every_buffer_are_described(noise):
     plan = make_plan(str(noise), "train", options(train_ops=RANDOM), True, epochs=2)
     image, stored = 8 * 8 * 3, 12 * 12 * 3
     assert memory_bytes(plan) == {
@@ -98,7 +98,7 @@ def test_the_memory_line_adds_up_and_names_each_part(shades):
     assert re.findall(r"([a-z]+) \d+", said.split(": ")[1]) == [name for name, value in parts.items() if value]
 
 
-def test_mixing_tells_a_perfect_shuffle_from_none():
+def test_the_measure_distinguishes_a_perfect_shuffle_from_none():
     def order(kind: str, window: int = 64) -> Order:
         return Order(records=512, lanes=8, window=window, run=max(1, window // 8), seed=0, kind=kind)
 

@@ -44,7 +44,7 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
     copy = str(shutil.copytree(shades, tmp_path / "copy"))
     manifest.write(changed, copy)
     with pytest.raises(
-        CorruptDataset, match=r"the image table of .* does not name the records that the shards of 'train'"
+        CorruptDataset, match=r"the image table of .* does not list the records in the shards of 'train'"
     ):
         load_index(copy, changed, "train")
 
@@ -107,7 +107,7 @@ def test_a_manifest_that_names_more_records_than_fit_in_memory_is_refused(shades
     split = dataclasses.replace(dataset.split("train"), shards=(dataclasses.replace(first, records=1 << 60), *others))
     copy = str(shutil.copytree(shades, tmp_path / "copy"))
     manifest.write(dataclasses.replace(dataset, splits={**dataset.splits, "train": split}), copy)
-    with pytest.raises(CorruptDataset, match=r"does not name the records that the shards of 'train'"):
+    with pytest.raises(CorruptDataset, match=r"does not list the records in the shards of 'train'"):
         index_of(copy)
 
 

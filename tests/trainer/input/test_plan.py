@@ -6,7 +6,7 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
-from trainer.input.checks import check_room
+from trainer.input.checks import check_memory
 from trainer.input.mixture import make_mixture
 from trainer.input.plan import make_plan
 from trainer.input_fn import make_dataset
@@ -27,10 +27,10 @@ def test_batches_that_no_memory_holds_are_refused_with_what_fits(noise):
         make_mixture({str(noise): 1.0}, "train", huge)
     fits = [_most(huge, value_bytes) for value_bytes in (4, 1)]
     assert fits[1] == pytest.approx(4 * fits[0], rel=0.3)
-    check_room(huge, fits[0] // 2, value_bytes=4)
+    check_memory(huge, fits[0] // 2, value_bytes=4)
 
 
 def _most(asked, value_bytes: int) -> int:
     with pytest.raises(OptionError) as refused:
-        check_room(asked, asked.batch_size, value_bytes)
+        check_memory(asked, asked.batch_size, value_bytes)
     return int(re.search(r"at most (\d+)", str(refused.value))[1])

@@ -31,7 +31,7 @@ def test_a_position_is_two_whole_numbers(name, value):
     [
         ({"count": 0}, "^host count is 0; it must be a whole number of at least 1$"),
         ({"index": -1}, "^host index is -1; it must be a whole number of at least 0$"),
-        ({"index": 4, "count": 4}, "^host index is 4; of 4 hosts it must be below 4$"),
+        ({"index": 4, "count": 4}, "^host index is 4; with 4 hosts it must be below 4$"),
     ],
 )
 def test_there_is_no_host_outside_of_all_hosts(values, message):

@@ -33,8 +33,8 @@ def test_a_sound_record_has_no_problem(values, decode):
     [
         ({**SOUND, record.FILENAME: ("bytes", [])}, "has no image/filename"),
         ({**SOUND, record.ENCODED: ("bytes", [])}, "has no image/encoded"),
-        ({**SOUND, record.FILENAME: ("int64", [1])}, "is not of this format: feature 'image/filename' holds int"),
-        ({**SOUND, record.FILENAME: ("bytes", [b"b.jpg"])}, "is that of b'b.jpg'"),
+        ({**SOUND, record.FILENAME: ("int64", [1])}, "does not have the record format: feature 'image/filename' "),
+        ({**SOUND, record.FILENAME: ("bytes", [b"b.jpg"])}, "has the key b'b.jpg' instead"),
     ],
 )
 def test_what_training_could_not_use_is_named(values, said):

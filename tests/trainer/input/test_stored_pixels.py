@@ -61,7 +61,7 @@ def stages(given: InputOptions, directory: Path, training: bool = True) -> list[
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_stored_pixels_are_never_taken_apart_image_by_image(raw, training):
+def test_stored_pixels_are_never_split_into_single_images(raw, training):
     found = stages(OPTIONS, raw, training)
     assert not [stage for stage in found if stage in {"UnbatchDataset", "BatchDatasetV2", "ParallelBatchDataset"}]
     assert "RebatchDatasetV2" in found

@@ -70,7 +70,7 @@ def test_a_channel_that_never_varies_is_not_divided_by_zero():
         *((128, [32, 64, 128, 256]), (224, [32, 64, 128, 256, 256])),
     ],
 )
-def test_small_cnn_halves_until_four_pixels(side_px, expected):
+def test_small_cnn_halves_the_side_down_to_four_pixels(side_px, expected):
     assert filters(side_px) == expected
     model = build_model("small_cnn", spec(side_px=side_px))
     sides = [layer.output.shape[1] for layer in model.layers if isinstance(layer, keras.layers.MaxPooling2D)]
@@ -95,7 +95,7 @@ def test_resnet20_has_twenty_layers_with_weights_on_the_longest_path():
     )
 
 
-def test_a_residual_network_learns_a_batch_by_heart():
+def test_a_residual_network_learns_one_batch_completely():
     keras.utils.set_random_seed(0)
     model = build_model("cifar_resnet", spec(classes=4, mean_rgb=(128,) * 3, std_rgb=(74,) * 3))
     model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -158,11 +158,11 @@ def test_images_too_small_for_a_model_are_refused_in_a_line():
     ("answers", "message"),
     [
         (False, r"Connection refused.*fetch http://127\.0\.0\.1:\d+/w\.h5 on a machine with a network"),
-        (True, "timed out.*fetch its file without top .*on a machine with a network"),
+        (True, "timed out.*fetch its weights file without top .*on a machine with a network"),
     ],
     ids=["refused", "silent"],
 )
-def test_imagenet_weights_without_a_network_name_the_file_to_fetch(monkeypatch, tmp_path, answers, message):
+def test_without_a_network_the_error_has_the_url_of_the_weights(monkeypatch, tmp_path, answers, message):
     def builder(**arguments):
         return keras.utils.get_file("w.h5", f"http://127.0.0.1:{server.getsockname()[1]}/w.h5", cache_dir=tmp_path)
 
@@ -211,7 +211,7 @@ def test_an_own_model_is_found_by_its_dotted_path_and_told_the_spec(own_module):
         (lambda wanted: "hello", "it returned str; it must return a keras.Model"),
         (
             lambda wanted: keras.Sequential([keras.Input([16, 16, 3]), keras.layers.Flatten(), keras.layers.Dense(7)]),
-            r"into the shape \(1, 7\); it must be \(1, 3\)",
+            r"returns the shape \(1, 7\) for 1 image; it must be \(1, 3\)",
         ),
         (
             lambda wanted: keras.Sequential([keras.Input([9, 9, 3]), keras.layers.Flatten(), keras.layers.Dense(3)]),

@@ -64,7 +64,7 @@ def test_every_op_of_the_device_has_a_row_here_and_every_batch_op_is_there():
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
-def test_the_device_gives_what_the_host_gives(name):
+def test_device_ops_give_the_same_images_as_host_ops(name):
     spec, allowed = ROWS[name]
     found, expected = on_device(spec), on_host(spec)
     assert found.dtype == np.float32

@@ -315,7 +315,7 @@ def test_resize_by_area_averages_all_pixels_and_bilinear_only_the_nearest():
     assert run(Resize(side=2), pixels)[0, 0, 0] == 0
 
 
-def test_cutout_paints_a_square_that_may_stick_out():
+def test_cutout_paints_a_square_that_the_edge_may_cut():
     pixels = np.full((16, 16, 3), 9, np.uint8)
     areas = []
     for number in range(60):

@@ -51,7 +51,7 @@ def box_in_pixels(found: dict[str, tf.Tensor]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spec", GEOMETRIC)
-def test_the_box_still_surrounds_the_object_and_the_mask_still_covers_it(spec):
+def test_box_and_mask_still_fit_the_object_after_each_op(spec):
     ops = parse_ops(f"decode|{spec}")[1:]
     run = tf.function(lambda features, draw: apply_ops(ops, features, draw))
     colours = "rand_augment" in spec

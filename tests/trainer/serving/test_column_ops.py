@@ -195,7 +195,7 @@ def test_a_column_that_the_training_split_does_not_hold_is_served_all_the_same(s
 @pytest.mark.parametrize(
     ("columns", "spec", "message"),
     [
-        ({"city": "scale"}, {"city": ANY(tf.string)}, "city is scale, .* holds text; use vocabulary or hash"),
+        ({"city": "scale"}, {"city": ANY(tf.string)}, "city is scale, .* has text; use vocabulary or hash"),
         ({"price": "vocabulary(3)"}, {"price": ANY(tf.float32)}, "price is vocabulary, .* fractions; use bucketise, "),
         ({"prise": "scale"}, {"price": ANY(tf.float32)}, ": there is no user column 'prise'"),
     ],

@@ -118,4 +118,4 @@ def test_a_file_that_breaks_its_decoder_is_left_out(sky_model, write, tmp_path):
     with broken_decoders(tmp_path):
         found = predict(str(sky_model), [bad, good], lambda _, error: refused.append(str(error)))
     assert [prediction.path for prediction in found] == [good]
-    assert refused == [f"{bad} is not a usable image: decoder_crashed: the decoder broke down: SIGSEGV, 3 times"]
+    assert refused == [f"{bad} is not a usable image: decoder_crashed: the decoder failed: SIGSEGV, 3 times"]

@@ -71,7 +71,7 @@ def contents(stream) -> list[tuple]:
 
 
 @pytest.mark.parametrize(("kind", "training"), [("GZIP", True), ("ZLIB", False)])
-def test_compressed_files_read_equal_to_plain_ones(written, kind, training):
+def test_compressed_files_give_the_same_records_as_uncompressed_files(written, kind, training):
     plain = contents(stream_of(written[""], training, shuffle="window"))
     assert len(plain) == 60
     assert contents(stream_of(written[kind], training, shuffle="window")) == plain
@@ -231,7 +231,7 @@ def torn(source: str, folder: Path, keep) -> tuple[str, Path]:
     [("GZIP", True, lambda size: size // 2), ("ZLIB", True, lambda size: size - 1), ("GZIP", True, lambda size: 15)],
     ids=["gzip, half", "zlib, without its end", "gzip, its head"],
 )
-def test_a_torn_compressed_file_is_an_error_that_names_it(written, tmp_path, kind, training, keep):
+def test_a_truncated_compressed_file_raises_an_error_with_its_name(written, tmp_path, kind, training, keep):
     pattern, victim = torn(written[kind], tmp_path / "torn", keep)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(stream_of(pattern, training))

@@ -82,7 +82,7 @@ def test_jpeg_png_and_their_sizes_are_understood_by_the_fused_crop():
         assert image[:, 0].max() < 60 or image[:, -1].min() > 195
 
 
-def test_an_epoch_ends_by_return_and_the_source_is_opened_again():
+def test_a_source_ends_an_epoch_and_is_opened_again():
     opened = []
 
     def source():
@@ -110,7 +110,7 @@ def test_several_sources_are_taken_in_turn_until_each_has_ended():
         assert greys(stream) == [0, 10, 20, 1, 21, 2, 3] * 2
 
 
-def test_a_slow_source_holds_up_no_other_when_they_are_not_taken_in_turn():
+def test_a_slow_source_delays_no_other_without_in_turn():
     release = threading.Event()
 
     def slow():
@@ -139,7 +139,7 @@ def test_a_slow_source_delivers_what_there_is_at_once():
     assert next(iterator)[0] == 3
 
 
-def test_a_thread_feeds_a_queue_whose_end_nobody_knows():
+def test_a_thread_feeds_a_queue_of_unknown_length():
     received = queue.Queue(maxsize=4)
 
     def receive():
@@ -352,6 +352,11 @@ def test_interleaved_evaluation_disturbs_no_training():
         ({"service": "grpc://x:1"}, "service is 'grpc://x:1'"),
         ({"max_corrupt_records": 1}, "max_corrupt_records is 1"),
         ({"train_ops": "decode|resize(9)"}, "image_side_px is 8"),
+        (
+            {"train_ops": "decode|resize(8)|mixup(0.2)"},
+            "contain mixup or cutmix; for a stream, put them into device_ops",
+        ),
+        ({"train_ops": "decode|multi_crop(2, 8)"}, "contain multi_crop, which no stream supports; use random_crop"),
     ],
 )
 def test_options_that_mean_nothing_for_a_stream_are_refused(change, message):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.training.callbacks import Profile, WaitMeter, epoch_line, timed
+from trainer.training.callbacks import Profile, WaitMeter, epoch_line, measure_waits
 from trainer.training.checkpoint import Progress
 
 SLOW_S = 0.05
@@ -54,13 +54,13 @@ def share(input_s: float, step_s: float, at_once: int) -> float:
             marks.append(time.perf_counter())
             waits.append(meter.take())
 
-    model.fit(timed(batches(input_s), meter), steps_per_epoch=STEPS, callbacks=[Watch()], verbose=0)
+    model.fit(measure_waits(batches(input_s), meter), steps_per_epoch=STEPS, callbacks=[Watch()], verbose=0)
     assert len(waits) == STEPS / at_once
     return sum(waits[1:]) / (marks[-1] - marks[0])
 
 
 @pytest.mark.parametrize(("input_s", "step_s", "least", "most"), [(SLOW_S, 0.0, 0.7, 2.0), (0.0, SLOW_S, 0.0, 0.1)])
-def test_a_slow_input_is_waited_for_and_a_slow_model_hardly_waits(input_s, step_s, least, most):
+def test_the_wait_is_long_for_a_slow_input_and_short_for_a_slow_model(input_s, step_s, least, most):
     assert least <= share(input_s, step_s, at_once=4) < most  # inside of a compiled loop
 
 
@@ -71,7 +71,7 @@ def test_of_an_input_half_again_as_slow_as_the_model_a_third_is_waiting():
 def test_a_person_who_pulls_is_timed_too_and_gets_the_same_batches():
     meter = WaitMeter()
     ragged = tf.data.Dataset.range(3).map(lambda n: {"a": n, "b": tf.RaggedTensor.from_row_lengths([n], [1, 0])})
-    plain, watched = (list(dataset) for dataset in (ragged, timed(ragged, meter)))
+    plain, watched = (list(dataset) for dataset in (ragged, measure_waits(ragged, meter)))
     assert meter.take() > 0
     assert meter.take() == 0
     for one, other in zip(plain, watched, strict=True):
@@ -81,7 +81,7 @@ def test_a_person_who_pulls_is_timed_too_and_gets_the_same_batches():
 
 def test_a_wait_is_that_of_the_asking_not_of_the_making():
     meter = WaitMeter()
-    stream = iter(timed(batches(SLOW_S), meter))
+    stream = iter(measure_waits(batches(SLOW_S), meter))
     next(stream)
     time.sleep(SLOW_S * 4)  # two are ready now
     meter.take()

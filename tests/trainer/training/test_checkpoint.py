@@ -46,7 +46,7 @@ def test_a_training_whose_lock_another_one_has_writes_and_removes_nothing(tmp_pa
         storage.write_bytes(f"{checkpoints.directory}-lock", lock.Owner(host="far", machine="far").to_bytes())
         for change in (lambda: checkpoints.save(2, checkpoint(2)), checkpoints.clear):
             with pytest.raises(
-                OptionError, match=r"work is in use by another training: process \d+ .*; this one stood still"
+                OptionError, match=r"work is in use by another training: process \d+ .*; this process was stopped"
             ):
                 change()
     checkpoints.save(3, checkpoint(3))  # the end of the block ends the check, too

@@ -24,7 +24,7 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.job import _mixed_precision as mixed_precision
 from trainer.options import TrainOptions
 from trainer.training import loop
-from trainer.training.callbacks import is_better, timed
+from trainer.training.callbacks import is_better, measure_waits
 from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Segment, Task, fit_steps, segments, train
 
@@ -104,7 +104,7 @@ def task_of(options: TrainOptions, **values) -> Task:
         "core": model,
         "loss": keras.losses.CategoricalCrossentropy(),
         "metrics": lambda: [keras.metrics.CategoricalAccuracy(name="accuracy")],
-        "train": lambda start, meter: timed(records(start.epoch * RECORDS + start.records), meter),
+        "train": lambda start, meter: measure_waits(records(start.epoch * RECORDS + start.records), meter),
         "validate": validate,
         "steps": STEPS,
         "batch_size": BATCH,
@@ -364,8 +364,8 @@ def test_compiled_and_in_half_precision_it_trains_too():
 
 
 def test_a_display_sees_the_steps_of_a_training_and_what_is_between_them(monkeypatch):
-    monkeypatch.setattr(loop, "_SMALL_PART", math.inf)
-    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    monkeypatch.setattr(loop, "_MAX_TIMING_SHARE", math.inf)
+    monkeypatch.setattr(loop, "_NO_FORECAST_S", 0.0)
     seen, timed = [], []
 
     @contextlib.contextmanager
@@ -399,14 +399,14 @@ def test_a_display_sees_the_steps_of_a_training_and_what_is_between_them(monkeyp
 
 
 def test_a_long_training_says_how_long_it_takes_and_what_a_smaller_side_would_save(capsys, monkeypatch):
-    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    monkeypatch.setattr(loop, "_NO_FORECAST_S", 0.0)
     trained(told(epochs=3), validation_steps=9, time_smaller=lambda: pytest.fail("it would take too long"))
     lines = capsys.readouterr().err.splitlines()
     forecasts = [line for line in lines if line.startswith("about")]
     assert all(re.fullmatch(r"about \d:\d\d of training left at [\d,.]+ images/s", line) for line in forecasts)
     # Five steps after the first, which compiles, and when the epoch of the five has ended.
     assert [lines.index(line) for line in forecasts] == [1, 3]
-    monkeypatch.setattr(loop, "_SMALL_PART", math.inf)
+    monkeypatch.setattr(loop, "_MAX_TIMING_SHARE", math.inf)
     for saved, hint in ((-1.0, ""), (1e3, "; about 0:00 with input.image_side_px=48")):
         trained(told(epochs=3), time_smaller=lambda saved=saved: (48, saved))
         first, corrected = (line for line in capsys.readouterr().err.splitlines() if line.startswith("about"))
@@ -416,7 +416,7 @@ def test_a_long_training_says_how_long_it_takes_and_what_a_smaller_side_would_sa
 
 def test_a_forecast_is_within_a_quarter_of_the_time_that_is_left(monkeypatch):
     forecasts, ends = [], []
-    monkeypatch.setattr(loop, "_SHORT_S", 0.0)
+    monkeypatch.setattr(loop, "_NO_FORECAST_S", 0.0)
     monkeypatch.setattr(loop, "clock_time", lambda seconds: forecasts.append((seconds, time.monotonic())))
     sleep = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(0.3))
 

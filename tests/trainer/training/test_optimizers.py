@@ -6,7 +6,7 @@ import pytest
 
 from beam_jobs.common.settings import fields
 from trainer.options import TrainOptions
-from trainer.training.optimizers import OPTIMIZERS, averaged, make_optimizer, make_schedule
+from trainer.training.optimizers import OPTIMIZERS, average_weights, make_optimizer, make_schedule
 
 STEPS = 4  # of an epoch
 
@@ -96,7 +96,7 @@ def test_the_average_keeps_its_share_at_every_update(accumulate):
     averages = []
     for _ in range(3 * accumulate):
         model.optimizer.apply([keras.ops.array([[1.0]])])
-        with averaged(model):
+        with average_weights(model):
             averages.append(np.array(model.trainable_variables[0]))
         assert float(model.trainable_variables[0][0, 0]) == pytest.approx(1 - 0.1 * (len(averages) // accumulate))
     weights = [1 - 0.1 * update for update in (1, 2, 3)]

@@ -46,7 +46,7 @@ def test_the_option_offers_what_there_is():
         make_strategy("miror")
 
 
-def test_without_a_tpu_one_line_says_what_is_missing(monkeypatch):
+def test_without_a_tpu_the_error_names_what_is_missing(monkeypatch):
     for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
@@ -127,13 +127,13 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
         ({"cluster": TWO}, "TF_CONFIG has no task"),
         (
             config({**TWO, "ps": ["p:1"], "evaluator": ["e:1"]}),
-            "cluster of TF_CONFIG holds evaluator, ps; multi_worker ta",
+            "cluster of TF_CONFIG has evaluator, ps; multi_worker sup",
         ),
         (config({"worker": []}), r"cluster.worker of TF_CONFIG is \[\]; it must be a list of addresses"),
         (config({"chief": ["a:1", "b:1"]}), "cluster.chief of TF_CONFIG is .*; it must be a list of one address"),
-        (config({"worker": ["a:1", "b"]}), "cluster.worker of TF_CONFIG holds 'b'; it must be NAME:PORT"),
-        (config({"worker": ["a:65536"]}), "holds 'a:65536'; it must be NAME:PORT"),
-        (config({"worker": ["a:0"]}), "holds 'a:0'; it must be NAME:PORT"),
+        (config({"worker": ["a:1", "b"]}), "cluster.worker of TF_CONFIG has 'b'; it must be NAME:PORT"),
+        (config({"worker": ["a:65536"]}), "has 'a:65536'; it must be NAME:PORT"),
+        (config({"worker": ["a:0"]}), "has 'a:0'; it must be NAME:PORT"),
         (
             config({"worker": ["a:1", "a:1"]}),
             "cluster of TF_CONFIG names a:1 twice; every worker needs a different address",

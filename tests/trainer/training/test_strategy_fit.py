@@ -114,7 +114,7 @@ def test_every_step_sees_the_same_records_on_any_number_of_replicas(trainings):
 
 
 @pytest.mark.parametrize("other", ["mirrored", "worker1"])
-def test_any_number_of_replicas_ends_with_the_same_weights_and_figures(trainings, other):
+def test_any_number_of_replicas_gives_the_same_weights_and_metrics(trainings, other):
     one, many = trainings["one"], trainings[other]
     for mine, theirs in zip(one["weights"], many["weights"], strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-5)
@@ -141,7 +141,7 @@ def test_callbacks_are_told_what_keras_tells_them(trainings):
     assert {"loss", "accuracy", "val_loss", "val_accuracy", "val_accuracy_low"} <= set(worker["epochs"][0][1])
 
 
-def test_every_worker_writes_summaries_of_its_part_and_the_first_those_of_the_whole(trainings, out, greys):
+def test_each_worker_writes_summaries_of_its_part_and_the_first_of_the_split(trainings, out, greys):
     assert manifest.load(str(greys)).split("eval").records == EVALUATED
     assert EVALUATED % 2 != 0
     for name, directories in {
@@ -183,7 +183,7 @@ def test_after_an_epoch_all_replicas_have_observed_the_same(trainings):
         ("worker1", "multi_worker: global batch 16, per host 8, per replica 8 (hosts 2, replicas 2)"),
     ],
 )
-def test_the_description_names_global_and_replica_batch_apart(trainings, training, description):
+def test_the_description_has_the_global_and_the_replica_batch_size(trainings, training, description):
     assert trainings[training]["description"] == f"strategy {description}"
 
 

@@ -66,7 +66,7 @@ def test_a_file_of_the_whole_model_gives_all_its_weights(trained, tmp_path, name
 
 
 @pytest.mark.parametrize(("classes", "part", "name"), [(5, None, "m.weights.h5"), (3, base_of, "m_no_top.keras")])
-def test_a_file_of_other_classes_or_of_the_base_alone_gives_all_but_the_head(trained, tmp_path, classes, part, name):
+def test_weights_for_other_classes_or_the_base_load_all_but_the_head(trained, tmp_path, classes, part, name):
     model = build(classes=classes)
     before = [weight.numpy() for weight in head(model).weights]
     load_weights(model, save(part(trained) if part else trained, str(tmp_path / name)))
@@ -122,7 +122,7 @@ def test_a_file_that_holds_no_weights_is_refused_in_a_line(tmp_path, name, conte
         load_weights(build("small_cnn"), str(tmp_path / name))
 
 
-def test_frozen_only_the_head_learns_and_no_statistic_moves():
+def test_with_a_frozen_base_only_the_head_changes():
     model = build("MobileNetV2")
     freeze(model)
     assert [weight.path for weight in model.trainable_weights] == ["logits/kernel", "logits/bias"]

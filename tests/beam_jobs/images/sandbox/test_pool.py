@@ -151,11 +151,11 @@ def test_a_mask_is_what_a_call_makes_of_it():
 @pytest.mark.parametrize(
     ("marker", "detail"),
     [
-        (b"<abort>", "the decoder broke down: SIGABRT, 3 times"),
-        (b"<exit>", "the decoder broke down: exit code 3, 3 times"),
-        (b"<exit 0>", "the decoder broke down: exit code 0, 20 times"),
-        (b"<bug>", "the decoder broke down: KeyError: 'a bug'"),
-        (b"<eat>", "the decoder broke down: it took more than 2,048 MiB of memory"),
+        (b"<abort>", "the decoder failed: SIGABRT, 3 times"),
+        (b"<exit>", "the decoder failed: exit code 3, 3 times"),
+        (b"<exit 0>", "the decoder failed: exit code 0, 20 times"),
+        (b"<bug>", "the decoder failed: KeyError: 'a bug'"),
+        (b"<eat>", "the decoder failed: it took more than 2,048 MiB of memory"),
     ],
 )
 def test_an_image_that_breaks_its_decoder_is_the_only_one_lost(marker, detail):
@@ -175,7 +175,7 @@ def test_an_image_that_takes_too_long_is_rejected_and_its_decoder_ended():
 def test_an_image_whose_decoder_waits_without_computing_is_rejected_by_the_clock(monkeypatch):
     monkeypatch.setattr(pool, "_CLOCK_FACTOR", 2)
     answers = looked_at([GOOD[0], GOOD[1] + b"<stop>", GOOD[2]], ImageLimits(max_seconds=1))
-    told = "it gave no answer for 2 s of the clock; max_seconds is 1 s of computing time"
+    told = "it did not answer within 2 s of elapsed time; max_seconds is 1 s of computing time"
     assert (answers[1].reason.value, answers[1].detail) == ("too_slow", told)
     assert [answers[0], answers[2]] == expected([GOOD[0], GOOD[2]])
 
@@ -389,7 +389,7 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('no such library')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     wanted = "the processes that decode images do not start: .*no such library"
-    with pytest.raises(FeedlineError, match=wanted), sandbox._own._make().child(1):
+    with pytest.raises(FeedlineError, match=wanted), sandbox._own._make_pool().child(1):
         pass
 
 
@@ -436,7 +436,7 @@ def test_a_decoder_that_sends_invalid_answers_is_taken_for_dead(frame, monkeypat
     bad, good = looked_at(GOOD[:2])  # once together, three times alone
     assert (bad.reason.value, bad.detail) == (
         "decoder_crashed",
-        "the decoder broke down: it sent an invalid answer, 3 times",
+        "the decoder failed: it sent an invalid answer, 3 times",
     )
     assert [good] == expected(GOOD[1:2])
 

@@ -31,7 +31,7 @@ def test_a_listing_follows_its_pages(server):
     assert list(storage.list_objects("gs://bucket/none")) == []
 
 
-def test_a_run_of_bytes_is_one_request_for_no_more(server):
+def test_a_byte_range_is_read_by_one_request_for_these_bytes(server):
     server.objects = {"x": b"0123456789", "empty": b""}
     assert storage.read_range("gs://bucket/x", 7, 2) == b"78"
     assert server.asked == ["/download/storage/v1/b/bucket/o/x?alt=media bytes=7-8"]
