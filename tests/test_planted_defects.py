@@ -96,7 +96,7 @@ PLANTED = {
     "an empty folder": ("gate", r"1 class folder holds no good image, so the dataset has no such class: nothing"),
     "a hidden class": ("gate", r"hidden folders : \.hidden/ passed over"),
     "an imbalance": ("gate", r"imbalance : [2-9]\d\.\d : 1 in train \(ant with \d+, rare with \d\)"),
-    "a model below the largest class": ("evaluation", r"Always answering .* not pushed the accuracy"),
+    "a model below the largest class": ("evaluation", r"Always predicting .* not pushed the accuracy"),
 }
 
 

@@ -47,7 +47,7 @@ def test_it_is_written_beside_the_images(here, said):
 
 @pytest.mark.parametrize("arguments", ["", "-c pipeline.yaml"])
 def test_a_run_without_a_file_leads_to_init(here, refused, arguments):
-    assert re.search(r"`[^`]+ init` writes one$", refused("run", *arguments.split()))
+    assert re.search(r"`[^`]+ init` creates one$", refused("run", *arguments.split()))
     assert execute(["init"]) == 0
     line = refused("run", *arguments.split())
     assert ("photos does not exist" if arguments else "in the --config file, as in -c pipeline.yaml\n") in f"{line}\n"
