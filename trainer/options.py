@@ -314,7 +314,7 @@ class InputOptions(Options):
             raise OptionError(f"cache is {self.cache} and service is set, which has no cache; set cache to none")
 
     @property
-    def batches_in_memory(self) -> int:
+    def batches_held(self) -> int:
         """Number of batches in memory: the buffered ones, the one being filled and the one in training."""
         return self.prefetch_batches + 2
 

@@ -18,8 +18,8 @@ from beam_jobs.common.strings import unknown
 from beam_jobs.errors import UsageError
 
 _BACKGROUND_REMEDY = (
-    "run the command under nohup, tmux or systemd-run; it prints progress on standard error; after an interruption, run "
-    "it again to continue"
+    "run the command under nohup, tmux or systemd-run; it prints progress on standard error; after an interruption, "
+    "run it again to continue"
 )
 # Removed command, or command and option -> the first release without it, and the remedy.
 REMOVED: Mapping[str, tuple[str, str]] = {

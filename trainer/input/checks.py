@@ -142,10 +142,10 @@ def check_memory(options: InputOptions, images: int, value_bytes: int = 1) -> No
     """
     free = free_bytes()
     batch_bytes = images * options.image_side_px**2 * 3 * value_bytes
-    needed_bytes = options.batches_in_memory * batch_bytes
+    needed_bytes = options.batches_held * batch_bytes
     if needed_bytes > free:
         raise OptionError(
-            f"batch_size is {options.batch_size}: {options.batches_in_memory} batches of {size(batch_bytes)}"
+            f"batch_size is {options.batch_size}: {options.batches_held} batches of {size(batch_bytes)}"
             f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {size(free)} are free; with "
             f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed_bytes} images fit"
         )

@@ -323,7 +323,7 @@ def memory_bytes(plan: InputPlan) -> dict[str, float]:
         "windows": 0.0 if plan.cache.kind == "memory" else windows_bytes,
         "parsed": (plan.threads + 1) * options.parse_batch * plan.index.record_bytes,
         "images": plan.threads * (decoded_bytes + image_bytes * plan.crops) + plan.group * plan.crops * image_bytes,
-        "batches": options.batches_in_memory * plan.batch_bytes,
+        "batches": options.batches_held * plan.batch_bytes,
         "index": 64.0 * len(plan.index),  # 20 bytes, their copy in the graph, the order and intermediate results
         "cache": float(FILL_FACTOR * plan.cache.bytes) if plan.cache.kind == "memory" else 0.0,
     }
