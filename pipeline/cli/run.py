@@ -83,7 +83,7 @@ def command(
 
     settings = gather(config_path, option_settings(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
-        hint = f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
+        hint = f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` creates one"
         raise OptionError(f"--root is missing; give it, or set root in the --config file{'' if config_path else hint}")
     if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or --dataset, or set ingest.source or dataset in --config FILE")
