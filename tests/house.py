@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 71,
     "words that are no technical English": 0,
-    "lines of tests": 63_227,
+    "lines of tests": 63_215,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

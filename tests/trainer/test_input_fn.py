@@ -117,7 +117,7 @@ def test_ops_that_do_not_end_at_the_side_of_the_options_are_refused(dataset, nam
 
 
 def test_device_ops_of_another_side_are_refused_without_a_dataset():
-    with pytest.raises(OptionError, match=r"^device_ops 'random_crop\(6\)' give images of 6 pixels; image_side_px is"):
+    with pytest.raises(OptionError, match="^device_ops 'random_crop.6.' give images of 6 pixels; image_side_px is 8"):
         check_options(options(device_ops="random_crop(6)"))
 
 

@@ -100,7 +100,7 @@ def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
 def test_a_row_that_leads_nowhere_is_a_corrupt_dataset(dataset, change, message):
     rows = [{**row, **change} for row in image_table.read(dataset).to_pylist() if row["split"] == "train"]
     image_table.write(dataset, pa.Table.from_pylist(rows, schemas.IMAGES))
-    with pytest.raises(CorruptDataset, match=rf"the image table of .* lists a record at {message}, which does not"):
+    with pytest.raises(CorruptDataset, match=rf"table of .* lists a record at {message}, which does not exist"):
         find_record(str(dataset), rows[0]["key"])
 
 

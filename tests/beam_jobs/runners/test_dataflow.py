@@ -220,7 +220,7 @@ def test_the_graph_does_not_grow_with_the_units(photos, tmp_path):
 
 def test_a_graph_that_is_too_large_says_what_makes_it_smaller(no_network, tmp_path, monkeypatch):
     monkeypatch.setattr(dataflow_jobs, "MAX_BYTES", 5_000)
-    with pytest.raises(FeedlineError, match=r"Dataflow allows 0; it contains the options and class names: reduce"):
+    with pytest.raises(FeedlineError, match=r"Dataflow allows 0; it contains the options and class names: reduce them"):
         sent(stages()[1], tmp_path)
 
 

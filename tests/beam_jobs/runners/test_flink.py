@@ -48,7 +48,7 @@ def test_workers_are_started_in_one_way():
 
 def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
     with (
-        pytest.raises(OptionError, match="the worker .*absent does not exist or is not executable; install feedline"),
+        pytest.raises(OptionError, match="worker .*absent does not exist or is not executable; install feedline again"),
         Options(worker_command=str(tmp_path / "absent")).open(),
     ):
         pass

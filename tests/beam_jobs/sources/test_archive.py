@@ -253,13 +253,9 @@ def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
         ({".DS_Store": b"x"}, {}, "is empty; it must hold images$"),
         ({"a.txt": b"x"}, {}, r"holds no usable image; the first is a\.txt: not_an_image \(its name has no"),
         ({"a.jpg": b"x"}, {}, r"holds no usable image; the first is a\.jpg: no_label \("),
-        ({"a.jpg": b"x", "a.json": b'{"x": 1}'}, {"group": "y"}, "has no field 'y' for .* have 'label', 'x'$"),
+        ({"a.jpg": b"", "a.json": b'{"x":1}'}, {"group": "y"}, "has no field 'y' for the group; .* have 'label', 'x'$"),
         ({"cat/a.jpg": b"x"}, {"extra": ("txt",)}, "has no field 'txt' for the extra txt; .* have 'label'$"),
-        (
-            {"cat/a.jpg": b"x"},
-            {"mask": "seg"},
-            "is an archive; masks need a table that lists image and mask$",
-        ),
+        ({"cat/a.jpg": b"x"}, {"mask": "seg"}, "is an archive; masks need a table that lists image and mask$"),
     ],
 )
 def test_an_archive_that_cannot_be_ingested_is_refused_early(tar, files, columns, message):

@@ -383,7 +383,7 @@ def test_the_categories_are_bounded_together(coco, monkeypatch):
     monkeypatch.setattr("beam_jobs.sources.coco_json._MAX_CATEGORIES_BYTES", 500)
     content = document([image(1)], [annotation(1)])
     content["categories"] += [{"id": number, "name": f"class {number}"} for number in range(1000, 1100)]
-    with pytest.raises(SourceError, match=r"categories, with over 500 bytes, which is the limit; remove the c"):
+    with pytest.raises(SourceError, match="categories, with over 500 bytes, .* limit; remove the categories without"):
         list(coco(content).entries())
 
 

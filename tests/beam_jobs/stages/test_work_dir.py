@@ -28,9 +28,8 @@ def test_an_ingest_whose_lock_another_one_has_stops_before_its_next_stage(tmp_pa
         check()
         other = lock.Owner(host="far", machine="far")
         storage.write_bytes(f"{place}/.feedline-lock", other.to_bytes())
-        with pytest.raises(
-            OptionError, match=r"out is in use by another ingest: process \d+ on host far .*; this process"
-        ):
+        match = r"out is in use by another ingest: process \d+ on host far .*; this process was stopped for 30 s, after"
+        with pytest.raises(OptionError, match=match):
             check()
 
 

@@ -320,7 +320,8 @@ def test_a_mask_that_changes_under_way_stops_the_shard(prepare, tmp_path, data):
     (tmp_path / "plain.png").unlink()
     if data:
         (tmp_path / "plain.png").write_bytes(data)
-    with pytest.raises(SourceChanged, match=r"^plain.png changed while .* \(.*\); run the ingest again$"):
+    match = r"^plain.png changed while it was being ingested \(.*\); run the ingest again$"
+    with pytest.raises(SourceChanged, match=match):
         write_shard(shard, task)
     assert list(tmp_path.rglob("*.tfrecord")) == []
 

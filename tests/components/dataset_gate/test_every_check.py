@@ -110,10 +110,7 @@ TABLE = [
     (
         LOOSE,
         "lost class",
-        (
-            *("missing classes", "all splits", "image/class/text", "no image of c"),
-            "an image of every class",
-        ),
+        (*("missing classes", "all splits", "image/class/text", "no image of c"), "an image of every class"),
     ),
     (
         LOOSE,

@@ -175,7 +175,7 @@ def test_the_exit_code_is_3_when_something_is_missing_and_every_line_says_what_r
     ("arguments", "message"),
     [
         (["--target", "spark"], "there is no --target 'spark'; known are local, flink"),
-        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read: it does not exist; `feedline init`"),
+        (["--config", "no.yaml"], "config no.yaml cannot be read: it does not exist; `feedline init` creates one"),
     ],
 )
 def test_a_wrong_request_is_code_2(refused, arguments, message):

@@ -359,7 +359,7 @@ def test_what_nobody_knows_is_refused_in_one_line_with_what_is_known(store, root
         find_root(str(stranger))
     with pytest.raises(SourceError, match="^there is no model .*nothing, and no metadata.sqlite above .*nothing; name"):
         find_root(str(tmp_path / "nothing"))
-    with pytest.raises(SourceError, match=r"^--root .* contains no metadata.sqlite; give the root of a `feedline"):
+    with pytest.raises(SourceError, match="^--root .* contains no metadata.sqlite; give the root of a `feedline run`$"):
         find_root(str(stranger), str(tmp_path))
 
 
